@@ -149,7 +149,7 @@ def everywhere(versions: Sequence[str], torch: str, folder: Path) -> Iterator[tu
         installed, variables = environment(python, prefix, own)
         begun = time.perf_counter()
         pip(installed, "install", f"torch=={torch}")
-        pip(installed, "install", f"{wheel}[code,shrink]")
+        pip(installed, "install", f"{wheel}[code,shrink,lab]")
         yield version, "installed", f"{time.perf_counter() - begun:.0f} s"
         for position, case in enumerate(POSSIBLE):
             done = case.run([str(installed), str(program), "train"], own / f"work-{position}", **variables)

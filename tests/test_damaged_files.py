@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from laconic.consistency.elastic.meeting import Meeting, View, event, read_events
 from laconic.errors import LaconicError, PayloadError, ProfileError, RecordError
-from laconic.lab.records import metrics
-from laconic.lab.records.record import Record
-from laconic.lab.runs.elastic.journals import ExitRow, Journals
 from laconic.schedules import Link
 from laconic.transports.profile import FitResidual, Profile
-from tests.lab.sample_records import compare_record
+from laconic_lab.records import metrics
+from laconic_lab.records.record import Record
+from laconic_lab.runs.elastic.journals import ExitRow, Journals
+from tests.laconic_lab.sample_records import compare_record
 
 VIEW = View(1, ((7, "127.0.0.1:5555:00"), (9, "127.0.0.1:6666:00")), "a job", 1.5)
 ROWS = [ExitRow(1, index, 4000 + index, 1.5 + index, "was killed by SIGKILL", 10 * index) for index in range(4)]

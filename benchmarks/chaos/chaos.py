@@ -187,7 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         chaos.stage.close()
     print(table.text(chaos.results, chaos.absent))
     if options.output is not None:
-        from laconic.lab.environment import environment
+        from laconic_lab.environment import environment
 
         setting = {"minutes": options.minutes, "seed": options.seed, "lanes": options.lanes}
         spent = {"seconds": round(before_s + time.monotonic() - begun, 1), "load_average": os.getloadavg()}

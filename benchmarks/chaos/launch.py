@@ -21,9 +21,9 @@ from typing import Any
 
 from benchmarks.chaos import program
 from benchmarks.chaos.task import Task
-from laconic.lab.clusters.cluster import Cluster
 from laconic.transports.launcher import LocalJob
 from laconic.transports.mpi_launcher import find_mpiexec
+from laconic_lab.clusters.cluster import Cluster
 
 START_S = 120.0  # until the first step: ranks import torch, and other work may keep the cores busy
 ROOT = Path(__file__).parents[2]

@@ -26,14 +26,14 @@ from benchmarks.fuzz.fuzz_shrink import Fuzzer as FileFuzzer
 from laconic import codecs
 from laconic.consistency.elastic.meeting import Meeting, View, event, read_events
 from laconic.errors import LaconicError
-from laconic.lab.records import metrics
-from laconic.lab.records.record import Clock, Configuration, Record, TrialRecord
-from laconic.lab.runs.elastic.journals import Journal, WorkerRow
 from laconic.schedules.link import Link
 from laconic.storage import json_text
 from laconic.storage.checkpoints import CheckpointFiles
 from laconic.transports.profile import Profile
 from laconic.workloads.description import Description
+from laconic_lab.records import metrics
+from laconic_lab.records.record import Clock, Configuration, Record, TrialRecord
+from laconic_lab.runs.elastic.journals import Journal, WorkerRow
 
 COPIES = 150  # damaged copies of a file in one scenario
 CODECS, OF_EACH = 3, 100  # whose payloads are damaged in one scenario, and how many

@@ -20,7 +20,7 @@ from benchmarks.chaos.launch import START_S, Ending, Running
 from benchmarks.chaos.promises import Promise
 from benchmarks.chaos.scenario import CODED, Applies, Scenario
 from benchmarks.chaos.task import Task, Trap
-from laconic.lab.clusters.cluster import Cluster
+from laconic_lab.clusters.cluster import Cluster
 
 GRACE_S = 10.0  # beyond the time-out: farewells linger for 5 s, and a busy machine doubles what is left
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from laconic.lab.report.canvas import WIDE
-from laconic.lab.report.charts import ChartAxis, Series, curves
+from laconic_lab.report.canvas import WIDE
+from laconic_lab.report.charts import ChartAxis, Series, curves
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "benchmarks" / "results" / "collectives-gloo-4.json"

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from matplotlib.patches import Patch
 
-from laconic.lab.report.canvas import Canvas, Size
+from laconic_lab.report.canvas import Canvas, Size
 
 ROOT = Path(__file__).parents[2]
 RESULTS, DOCS = ROOT / "benchmarks" / "results", ROOT / "docs"

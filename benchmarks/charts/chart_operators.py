@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from laconic.lab.report.canvas import Canvas, Size
+from laconic_lab.report.canvas import Canvas, Size
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "benchmarks" / "results" / "operators-ladder.json"

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 from benchmarks.divide.pipeline import spans
-from laconic.lab.report.bars import lanes, timed
-from laconic.lab.report.canvas import WIDE
+from laconic_lab.report.bars import lanes, timed
+from laconic_lab.report.canvas import WIDE
 
 ROOT = Path(__file__).parents[2]
 

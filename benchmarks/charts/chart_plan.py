@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from laconic.lab.report.canvas import WIDE
-from laconic.lab.report.charts import ChartAxis, Series, curves
 from laconic.planner.plan import Asked, crossings, scale
+from laconic_lab.report.canvas import WIDE
+from laconic_lab.report.charts import ChartAxis, Series, curves
 
 ASKED = Asked(256, "10gbit,20us", batch=1024, device="v100", quality="exact")
 KINDS = ("data", "tensor", "pipeline", "hybrid")

@@ -12,7 +12,7 @@ from typing import Any
 
 from matplotlib.lines import Line2D
 
-from laconic.lab.report.canvas import Canvas, Size
+from laconic_lab.report.canvas import Canvas, Size
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "benchmarks" / "results" / "topk-assumption.json"

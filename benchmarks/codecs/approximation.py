@@ -18,11 +18,11 @@ import typer
 from laconic import codecs
 from laconic.cli.shared import Json, echo_json, echo_table, progress_bar
 from laconic.errors import BadInput
-from laconic.lab.bench.codec_speed import mean_errors
-from laconic.lab.environment import environment
+from laconic_lab.bench.codec_speed import mean_errors
+from laconic_lab.environment import environment
 
 if TYPE_CHECKING:
-    from laconic.lab.report.canvas import Canvas, Size
+    from laconic_lab.report.canvas import Canvas, Size
 
 PAPER_SAMPLES = 25_000_000
 CAUTION = (
@@ -119,8 +119,8 @@ def write_plot(record: dict[str, Any], path: Path) -> None:
     Raises:
         BadInput: the file cannot be written.
     """
-    from laconic.lab.report.canvas import NARROW, WIDE  # matplotlib
-    from laconic.lab.report.templating import document
+    from laconic_lab.report.canvas import NARROW, WIDE  # matplotlib
+    from laconic_lab.report.templating import document
 
     titles = {"rel_error": "Mean relative error, %", "abs_error": "Mean absolute error (logarithmic)"}
     drawn = {
@@ -142,7 +142,7 @@ def _bars(record: dict[str, Any], error: str, title: str, size: Size) -> Canvas:
     """A group of bars for each distribution and type: the paper's, ours scaled as there, ours."""
     from matplotlib.patches import Patch
 
-    from laconic.lab.report.canvas import Canvas
+    from laconic_lab.report.canvas import Canvas
 
     whole = [row for row in record["results"] if row["normalisation"] == "paper"]
     default = [row for row in record["results"] if row["normalisation"] == "default"]

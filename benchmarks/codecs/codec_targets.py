@@ -12,7 +12,7 @@ import typer
 
 from laconic import codecs
 from laconic.cli.shared import Json, echo_json, progress_bar
-from laconic.lab.bench import codec_speed
+from laconic_lab.bench import codec_speed
 
 # Of NUMEL values or more: by spec and operation.
 TARGETS: dict[str, dict[str, float]] = {

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from laconic.lab.environment import environment
+from laconic_lab.environment import environment
 
 RESULTS = Path(__file__).parents[1] / "results" / "device_kernels.json"
 

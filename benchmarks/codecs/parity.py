@@ -35,10 +35,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import laconic
-from laconic.lab.environment import environment
 from laconic.transports.launcher import run_local
 from laconic.workloads.data import fetch, load
 from laconic.workloads.models.small import mlp
+from laconic_lab.environment import environment
 
 FP32 = "fp32"
 CODECS = [

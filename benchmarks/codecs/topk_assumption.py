@@ -32,9 +32,9 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from laconic.codecs import codec
-from laconic.lab.environment import environment
 from laconic.workloads import Changes
 from laconic.workloads.workload import Task
+from laconic_lab.environment import environment
 
 OUTPUT = Path(__file__).parents[1] / "results" / "topk-assumption.json"
 SHARES = (0.001, 0.01, 0.1, 1.0)  # of the weights; 1.0 is dense SGD

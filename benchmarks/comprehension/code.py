@@ -18,12 +18,12 @@ import typer
 from benchmarks.comprehension import poj, skipgram_speed
 from laconic.cli.shared import Json, echo_json, progress_bar
 from laconic.errors import UnknownName
-from laconic.lab.environment import environment
 from laconic_code import analogies, archives, coarsening, corpus, device_mapping
 from laconic_code import classify as classes
 from laconic_code.commands.tasks import Cache, Epochs, Seed, Trees, echo_results, fitting_for, tell
 from laconic_code.embedding import Embedding
 from laconic_code.programs import TREES, own_embedding, random_vectors
+from laconic_lab.environment import environment
 
 TASKS = ("analogies", "skip-gram", "device mapping", "thread coarsening", "classification")
 
@@ -41,7 +41,7 @@ def main(
 ) -> None:
     """Run the tasks on code, beside controls and published figures: the record of docs/code.md."""
     fitting = fitting_for(epochs, seed)
-    how = classes.Setting(folds, seed, trees, cache, methods=tuple(method or ()), fitting=fitting)
+    how = classes.ClassificationSpec(folds, seed, trees, cache, methods=tuple(method or ()), fitting=fitting)
     run: dict[str, Callable[[], list[dict[str, Any]]]] = {
         "analogies": lambda: _analogies(per_class, seed, cache),
         "skip-gram": skipgram_speed.run,
@@ -89,7 +89,7 @@ def _asked(found: Embedding) -> list[dict[str, Any]]:
              "published": published} for task, part, share, asked, published in rows]  # fmt: skip
 
 
-def _classification(per_class: int, how: classes.Setting) -> list[dict[str, Any]]:
+def _classification(per_class: int, how: classes.ClassificationSpec) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as temporary:
         folder, dialect = poj.unpack(how.cache or Path(temporary), per_class)
         with progress_bar("programs, then epochs", quiet=False) as progress:

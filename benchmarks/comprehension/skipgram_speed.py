@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from laconic.lab.bench.turns import SECONDS, Turns, Way
 from laconic_code.skipgram import Integers, Training, train
+from laconic_lab.bench.turns import SECONDS, Turns, Way
 
 STATEMENTS, DIM, NEGATIVES = 8_565, 200, 5
 PAIRS, PLAIN_PAIRS, REPEATS, BATCH = 400_000, 20_000, 5, 64

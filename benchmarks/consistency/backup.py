@@ -103,7 +103,7 @@ def main() -> None:
     lost = statistics.median(row["throughput_lost"] for row in rows if row["consistency"] != "sync")
     print(f"sync(drop_slowest=1) loses {lost:.1%} of its healthy throughput while a worker is stopped")
     if options.output is not None:
-        from laconic.lab.environment import environment
+        from laconic_lab.environment import environment
 
         whole = {"environment": environment(), "pause_s": PAUSE_S, "rows": rows, "median_throughput_lost": lost}
         options.output.write_text(json.dumps(whole, indent=1) + "\n")

@@ -15,12 +15,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from laconic.lab.environment import environment
-from laconic.lab.records.record import TrialRecord
-from laconic.lab.runs.spec import RunSpec
-from laconic.lab.runs.train import train
 from laconic.storage.files import replace
 from laconic.workloads import Changes
+from laconic_lab.environment import environment
+from laconic_lab.records.record import TrialRecord
+from laconic_lab.runs.spec import RunSpec
+from laconic_lab.runs.train import train
 
 SCHEDULES = ("constant", "grow")
 

@@ -30,8 +30,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from laconic.consistency.robust.rules import RULES, Array, aggregate
-from laconic.lab.environment import environment
 from laconic.workloads.data import load
+from laconic_lab.environment import environment
 
 WORKERS, SHARE, EPOCHS, FAULTS = 11, 12, 20, (0, 1, 2, 3)
 OUTPUT = Path(__file__).parents[1] / "results" / "byzantine.json"

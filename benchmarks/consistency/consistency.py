@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from laconic.errors import LaconicError
-from laconic.lab.records.record import Record
-from laconic.lab.runs.compare import compare
-from laconic.lab.runs.progress import say
-from laconic.lab.runs.spec import RunSpec, split
 from laconic.workloads import Changes
+from laconic_lab.records.record import Record
+from laconic_lab.runs.compare import compare
+from laconic_lab.runs.progress import say
+from laconic_lab.runs.spec import RunSpec, split
 
 MODES = "sync,stale(4),async,easgd,gossip,local(8),hogwild"
 OUTPUT = Path(__file__).parents[1] / "results" / "consistency.json"

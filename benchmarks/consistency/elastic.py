@@ -29,12 +29,12 @@ import torch
 import torch.distributed as dist
 
 import laconic
-from laconic.lab.clusters.cluster import Cluster, core_of, interface_nbytes
-from laconic.lab.environment import environment
 from laconic.statistics import median
 from laconic.storage.files import replace
 from laconic.transports.world import World, init
 from laconic.workloads import Changes
+from laconic_lab.clusters.cluster import Cluster, core_of, interface_nbytes
+from laconic_lab.environment import environment
 
 WAYS = ("distribute", "elastic")
 WARM_UP = 4

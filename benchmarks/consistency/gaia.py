@@ -32,9 +32,9 @@ from torch import Tensor, nn
 
 import laconic
 from laconic.errors import BadInput, LaconicError
-from laconic.lab.clusters.cluster import INTERFACE, Cluster, emulated
-from laconic.lab.environment import environment
 from laconic.workloads.data import load
+from laconic_lab.clusters.cluster import INTERFACE, Cluster, emulated
+from laconic_lab.environment import environment
 
 PER_SITE = 2
 SYNC = "sync"

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 import laconic
-from laconic.lab.environment import environment
 from laconic.transports.launcher import run_local
 from laconic.workloads.data import load
+from laconic_lab.environment import environment
 
 MODES = ("local(8)", "natural(8)")
 RATES = (0.1, 0.2, 0.4, 0.8)

@@ -24,10 +24,10 @@ from torch import nn
 
 import laconic
 from laconic.errors import LaconicError
-from laconic.lab.environment import environment
 from laconic.storage.files import replace
 from laconic.transports.mpi_launcher import run_mpi
 from laconic.workloads.data import load
+from laconic_lab.environment import environment
 
 PAIRS = {  # two-sided → one-sided
     "async(replicas=0)": "async(rma=true)",

@@ -8,9 +8,9 @@ import typer
 
 from benchmarks.divide import memory_limit, pipeline
 from benchmarks.divide.layers import SETS, DivideSpec, measure
+from laconic import words
 from laconic.cli.shared import Json, count_option, echo_json, echo_table
 from laconic.errors import BadInput, UnknownName
-from laconic.lab.report import words
 
 HEADINGS = ("config", "step", "bound", "× bound", "sent", "predicted", "error")
 PIPELINE, MEMORY = "pipeline", "memory"

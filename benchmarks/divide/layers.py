@@ -24,12 +24,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from laconic import statistics
 from laconic.errors import BadInput, UnknownName
-from laconic.lab.bench.turns import SENT, Turns, Way, conditions, host, on_hosts, slowest
 from laconic.parallel.divide import CONTEXT, divide
 from laconic.parallel.moves import even
 from laconic.parallel.predict import predict
 from laconic.transports.world import World
 from laconic.workloads.models.registry import build
+from laconic_lab.bench.turns import SENT, Turns, Way, conditions, host, on_hosts, slowest
 
 DENSE_PLAN = "0=dense(output); 2=dense(input)"
 SETS = {

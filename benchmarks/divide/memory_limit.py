@@ -16,11 +16,11 @@ import torch
 from torch import nn
 
 from laconic.errors import BadInput
-from laconic.lab.bench.resident import begin_peak, peak_nbytes
-from laconic.lab.environment import environment
 from laconic.parallel.divide import divide
 from laconic.transports.launcher import run_local
 from laconic.transports.world import init
+from laconic_lab.bench.resident import begin_peak, peak_nbytes
+from laconic_lab.environment import environment
 
 PLAN = "0=dense(output); 2=dense(input)"
 MB = 2**20

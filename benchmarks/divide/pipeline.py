@@ -25,13 +25,13 @@ from torch import Tensor, nn
 from laconic import statistics
 from laconic.errors import BadInput
 from laconic.exchange.collectives import barrier
-from laconic.lab.bench.turns import SECONDS, SENT, Turns, Way, conditions, host, on_hosts, slowest, timing
-from laconic.lab.records.record import TimeSpan
 from laconic.parallel.boundary import Boundary, pack, predicted_nbytes, unpack
 from laconic.parallel.forms.stages import Stages
 from laconic.parallel.pipeline import Pipeline, build
 from laconic.parallel.pipeline.timetable import bound_s
 from laconic.transports.world import World
+from laconic_lab.bench.turns import SECONDS, SENT, Turns, Way, conditions, host, on_hosts, slowest, timing
+from laconic_lab.records.record import TimeSpan
 
 HOSTS = 2
 CODEC = "dynamic8"

@@ -19,9 +19,9 @@ from typing import Annotated, Any
 import typer
 
 from laconic.cli.shared import Json, echo_json
-from laconic.lab.bench.turns import conditions
-from laconic.lab.clusters.cluster import Cluster
 from laconic.storage import files
+from laconic_lab.bench.turns import conditions
+from laconic_lab.clusters.cluster import Cluster
 
 LINKS = (
     "10mbit,40ms", "20mbit,40ms", "100mbit,5ms", "100mbit,20ms", "100mbit,40ms", "200mbit,20ms", "100mbit,40ms,5ms",

@@ -42,10 +42,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from laconic.errors import BadInput, LaconicError
 from laconic.exchange.collectives import world_of
-from laconic.lab.clusters.cluster import Cluster, emulated, interface_nbytes
-from laconic.lab.environment import environment
 from laconic.statistics import median
 from laconic.transports.world import World
+from laconic_lab.clusters.cluster import Cluster, emulated, interface_nbytes
+from laconic_lab.environment import environment
 
 EVALUATED = 2048  # training images the loss is taken on
 NO_COMMUNICATION, DDP, DDP_FP16 = "no communication", "ddp", "ddp-fp16"

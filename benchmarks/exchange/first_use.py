@@ -19,8 +19,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from laconic.lab.environment import environment
-from laconic.lab.records.record import Record
+from laconic_lab.environment import environment
+from laconic_lab.records.record import Record
 
 SCRIPT = """
 import json, sys, time

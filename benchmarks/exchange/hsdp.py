@@ -26,11 +26,11 @@ from torch.distributed.fsdp import fully_shard
 
 import laconic
 from laconic.cli.shared import Json, echo_json
-from laconic.lab.bench.turns import SENT, Turns, Way, conditions, host, slowest, timing
-from laconic.lab.clusters.cluster import Cluster
 from laconic.storage import files
 from laconic.workloads import get
 from laconic.workloads.workload import Task
+from laconic_lab.bench.turns import SENT, Turns, Way, conditions, host, slowest, timing
+from laconic_lab.clusters.cluster import Cluster
 
 PER_HOST = 2
 WAYS: dict[str, tuple[int, dict[str, Any] | None]] = {  # dimensions of the mesh, and options of compress

@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from laconic.lab.bench.step import StepSpec, measure
 from laconic.storage import files
+from laconic_lab.bench.step import StepSpec, measure
 
 WORKLOADS = ("shakespeare-gpt", "mnist-mlp", "cifar-convnet")
 RATIOS = (0.5, 1.0, 2.0)  # of dynamic8's time on the wire to computing

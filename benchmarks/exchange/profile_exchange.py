@@ -16,7 +16,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from benchmarks.exchange.exchange import Task, Trainee, load_data
-from laconic.lab.clusters.cluster import Cluster
+from laconic_lab.clusters.cluster import Cluster
 
 
 def thread_seconds() -> dict[tuple[str, str], float]:

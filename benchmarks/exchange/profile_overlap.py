@@ -21,8 +21,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import laconic
-from laconic.lab.clusters.cluster import Cluster, core_of
 from laconic.transports.world import init
+from laconic_lab.clusters.cluster import Cluster, core_of
 
 WIDTH, CHARACTERS, BLOCKS = 256, 65, 4
 WARM_UP = 12  # by then buckets are sent in the order that measured times have given

@@ -36,11 +36,11 @@ from torch import Tensor
 import laconic
 from laconic.exchange.costs import cheapest_sum, sparse_seconds
 from laconic.exchange.sparse import SparseStream, sparse_all_reduce
-from laconic.lab.bench.turns import SECONDS, Turns, Way, on_hosts, seconds_of, slowest
-from laconic.lab.environment import environment
 from laconic.schedules import Link
 from laconic.statistics import median
 from laconic.transports.executor import run_native
+from laconic_lab.bench.turns import SECONDS, Turns, Way, on_hosts, seconds_of, slowest
+from laconic_lab.environment import environment
 
 DENSE, CODED = "dense", "dsar+qsgd(4)"
 EXACT = ("ssar_recursive_doubling", "ssar_split_allgather", "dsar")
@@ -172,7 +172,7 @@ def table(record: dict[str, Any]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hosts", default="4,8")
-    parser.add_argument("--link", default="1gbit", help="as laconic.lab.clusters.cluster takes it, or loopback")
+    parser.add_argument("--link", default="1gbit", help="as laconic_lab.clusters.cluster takes it, or loopback")
     parser.add_argument("--numel", type=int, default=10_000_000)
     parser.add_argument("--densities", default="0.001,0.01,0.1")
     parser.add_argument("--repeats", type=int, default=7)

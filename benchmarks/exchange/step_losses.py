@@ -17,13 +17,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from laconic.lab.bench.step import EVALUATED, Steps, StepSpec
-from laconic.lab.environment import environment
-from laconic.lab.runs.spec import configuration
 from laconic.storage import files
 from laconic.transports.launcher import run_local
 from laconic.transports.world import init
 from laconic.workloads import Changes
+from laconic_lab.bench.step import EVALUATED, Steps, StepSpec
+from laconic_lab.environment import environment
+from laconic_lab.runs.spec import configuration
 
 Losses = list[tuple[float, float]]
 CONFIGURATIONS = (

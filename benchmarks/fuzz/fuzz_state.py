@@ -30,7 +30,6 @@ from laconic.consistency.elastic.meeting import View
 from laconic.consistency.elastic.replica import Replica
 from laconic.errors import LaconicError
 from laconic.exchange import sparse_stream
-from laconic.lab.records.record import Record
 from laconic.parallel.plan import Plan as Division
 from laconic.schedules import Link
 from laconic.searching.space import Space
@@ -41,7 +40,8 @@ from laconic.transports import frame
 from laconic.transports.profile import Profile
 from laconic.transports.zeromq_address import TOKEN_NBYTES, Address
 from laconic.workloads.order import SampleLedger
-from tests.lab.sample_records import compare_record
+from laconic_lab.records.record import Record
+from tests.laconic_lab.sample_records import compare_record
 
 MOST_NBYTES = 1 << 27
 ODD: tuple[Any, ...] = (

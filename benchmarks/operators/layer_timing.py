@@ -17,13 +17,13 @@ from torch import Tensor
 
 from benchmarks.operators import layer_sets
 from laconic import operators
-from laconic.lab.environment import environment
 from laconic.operators.convolve import ConvolutionRoute, turned
 from laconic.operators.method_error import Judge
 from laconic.operators.methods.native import convolution, gradients
 from laconic.operators.search import Limits, MethodChoice, choose
 from laconic.operators.shape import Convolution
 from laconic.operators.timing import race
+from laconic_lab.environment import environment
 
 
 @dataclass(frozen=True)

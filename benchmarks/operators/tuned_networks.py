@@ -22,7 +22,6 @@ import torch
 from torch import nn
 
 import laconic
-from laconic.lab.environment import environment
 from laconic.operators import LSTM, plan_of
 from laconic.operators.bptt import costs
 from laconic.operators.cells import CELLS
@@ -30,6 +29,7 @@ from laconic.operators.model_error import gradient_noise
 from laconic.operators.recurrent import BLOCK, budget_for
 from laconic.operators.timing import race
 from laconic.workloads import models
+from laconic_lab.environment import environment
 
 TURNS, BUDGET_S = 21, 40.0
 

@@ -47,16 +47,16 @@ from torch import Tensor
 import laconic
 from benchmarks.papers.variance import Variance, blocked_variance, one_way_variance
 from laconic.errors import BadInput, LaconicError
-from laconic.lab.clusters.cluster import Cluster
-from laconic.lab.environment import environment
-from laconic.lab.runs.spec import configuration
-from laconic.lab.runs.strategies import make_trainee
 from laconic.statistics import median, ratio_interval
 from laconic.storage import files
 from laconic.transports.launcher import run_local
 from laconic.workloads import Changes, Task, Workload
 from laconic.workloads.data import fetch
 from laconic.workloads.optimizers import linear_decay, warmed_up
+from laconic_lab.clusters.cluster import Cluster
+from laconic_lab.environment import environment
+from laconic_lab.runs.spec import configuration
+from laconic_lab.runs.strategies import make_trainee
 
 FP32, TYPES = "fp32", ("dynamic8", "static8", "linear8", "mantissa8")
 RESULTS = Path(__file__).parents[1] / "results"

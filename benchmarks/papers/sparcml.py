@@ -49,17 +49,17 @@ from laconic.errors import BadInput, LaconicError
 from laconic.exchange.costs import GUESS
 from laconic.exchange.options import Options
 from laconic.exchange.state import CompressionState
-from laconic.lab.bench.turns import rotated, seconds_of
-from laconic.lab.clusters.cluster import Cluster, emulated, interface_nbytes
-from laconic.lab.environment import environment
-from laconic.lab.runs.spec import SINGLE, configuration
-from laconic.lab.runs.strategies import make_trainee
-from laconic.lab.runs.trainee import Trainee
 from laconic.statistics import median, ratio_interval
 from laconic.transports.profile import Profile
 from laconic.transports.world import World
 from laconic.workloads import Task, get
 from laconic.workloads.data import fetch
+from laconic_lab.bench.turns import rotated, seconds_of
+from laconic_lab.clusters.cluster import Cluster, emulated, interface_nbytes
+from laconic_lab.environment import environment
+from laconic_lab.runs.spec import SINGLE, configuration
+from laconic_lab.runs.strategies import make_trainee
+from laconic_lab.runs.trainee import Trainee
 
 FLOOR, FP32, FP16, OURS = "no communication", "ddp", "ddp-fp16", "topk(16,bucket=512)+qsgd(4)"
 CONFIGURATIONS = (FLOOR, FP32, FP16, OURS)

@@ -17,7 +17,6 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from laconic.lab.environment import environment
 from laconic.planner.codec_speeds import speeds
 from laconic.planner.cost import cost
 from laconic.planner.devices import device
@@ -28,6 +27,7 @@ from laconic.planner.work import estimate
 from laconic.schedules.link import Link
 from laconic.storage import files
 from laconic.workloads.models.gpt import CharGPT
+from laconic_lab.environment import environment
 
 RESULTS = Path(__file__).parents[1] / "results" / "device-model.json"
 LINKS = ("1gbit,50us", "10gbit,30us", "25gbit,20us")

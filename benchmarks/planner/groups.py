@@ -23,7 +23,6 @@ import torch
 from benchmarks.planner.fit import Case, fit, summary
 from benchmarks.planner.steps import SetUp, link_of, measure
 from laconic.errors import BadInput, PayloadError
-from laconic.lab.environment import environment
 from laconic.planner.codec_speeds import speeds
 from laconic.planner.cost import cost
 from laconic.planner.devices import HERE, device
@@ -37,6 +36,7 @@ from laconic.planner.work import measure as measure_work
 from laconic.schedules.link import Link
 from laconic.storage import files, json_text
 from laconic.storage.typed_json import from_plain
+from laconic_lab.environment import environment
 
 ROOT = Path(__file__).parents[2]
 REPLICATED = {

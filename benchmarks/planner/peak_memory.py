@@ -12,9 +12,9 @@ import sys
 
 import torch
 
-from laconic.lab.bench.resident import begin_peak, peak_nbytes
 from laconic.planner.cost import sum_of_outputs
 from laconic.planner.subject import Subject, subject
+from laconic_lab.bench.resident import begin_peak, peak_nbytes
 
 STEPS = 3
 

@@ -18,8 +18,8 @@ from pathlib import Path
 import torch
 import typer
 
+from laconic import words
 from laconic.cli.shared import Json, echo_json, echo_table
-from laconic.lab.report import words
 from laconic.planner.codec_speeds import speeds
 from laconic.planner.cost import cost
 from laconic.planner.devices import device

@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from benchmarks.planner.groups import GROUPS, QUICK, bench
+from laconic import words
 from laconic.cli.shared import Json, count_option, echo_json, echo_table
 from laconic.errors import BadInput
-from laconic.lab.report import words
 from laconic.storage.files import cache_folder
 
 

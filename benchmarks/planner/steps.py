@@ -20,9 +20,6 @@ from torch import Tensor, nn
 
 from laconic.consistency.distribute import distribute
 from laconic.exchange.costs import GUESS
-from laconic.lab.bench.step import ALONE, Steps, StepSpec
-from laconic.lab.bench.turns import SECONDS, Figures, Turns, Way, host, on_hosts, slowest
-from laconic.lab.runs.spec import SINGLE, configuration
 from laconic.parallel.divide import divide
 from laconic.parallel.pipeline import Pipeline
 from laconic.planner.strategy import Strategy
@@ -32,6 +29,9 @@ from laconic.transports.world import World
 from laconic.workloads import Task, get
 from laconic.workloads.data import Dataset
 from laconic.workloads.workload import Batch
+from laconic_lab.bench.step import ALONE, Steps, StepSpec
+from laconic_lab.bench.turns import SECONDS, Figures, Turns, Way, host, on_hosts, slowest
+from laconic_lab.runs.spec import SINGLE, configuration
 
 WARM_UP = 3
 MOST_STEPS = 15

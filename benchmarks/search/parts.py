@@ -23,7 +23,7 @@ from benchmarks.search.population import digits, toy
 from benchmarks.search.real import BUDGETS, real
 from benchmarks.search.stale import stale
 from laconic.errors import UnknownName
-from laconic.lab.environment import environment
+from laconic_lab.environment import environment
 
 PARTS = ("tables", "population", "cost", "real", "stale", "kills")
 

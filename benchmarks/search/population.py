@@ -15,14 +15,14 @@ import numpy as np
 import torch
 
 from benchmarks.search.methods_on_tables import mean
-from laconic.lab.runs.trainer import begin_with
 from laconic.searching.api import search
-from laconic.searching.training import HeldOut
 from laconic.searching.trial import Trial
 from laconic.statistics import sign_permutation
 from laconic.storage.checkpoints import CheckpointFiles
 from laconic.workloads import get
 from laconic.workloads.workload import Task
+from laconic_lab.runs.trainer import begin_with
+from laconic_lab.searches.training import HeldOut
 
 QUADRATIC = "h0 = float(0, 1); h1 = float(0, 1)"
 WORKLOAD = "digits-mlp"

@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.search.methods_on_tables import mean
 from laconic.searching.api import search
-from laconic.searching.retrain import retrain
+from laconic_lab.searches.retrain import retrain
 
 SEEDS = 3
 

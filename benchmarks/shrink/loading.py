@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from laconic.lab.bench.resident import begin_peak, peak_nbytes
 from laconic.shrinking.door import load_shrunk, shrink
 from laconic.workloads import models
+from laconic_lab.bench.resident import begin_peak, peak_nbytes
 
 
 def measure(path: str, network: str, sparse: Any, threads: int) -> dict[str, Any]:

@@ -21,7 +21,6 @@ from scipy.special import stdtrit
 from torch import Tensor, nn
 
 from laconic.errors import UnknownName
-from laconic.lab.environment import environment
 from laconic.shrinking.door import Shrunk, load_shrunk
 from laconic.shrinking.parts import Part
 from laconic.shrinking.plan import Plan
@@ -31,6 +30,7 @@ from laconic.shrinking.training import TaskTraining, error_of
 from laconic.storage.memo import Memo
 from laconic.workloads import Task, get
 from laconic.workloads.inputs import Pixels, ShiftedPixels
+from laconic_lab.environment import environment
 
 Say = Callable[[str], None]
 

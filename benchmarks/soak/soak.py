@@ -213,7 +213,7 @@ def main() -> None:
     found = soak(options.kills, options.seed, options.workers, options.limit, **trained)
     print(report(found))
     if options.output is not None:
-        from laconic.lab.environment import environment  # not for the workers: they start quicker without it
+        from laconic_lab.environment import environment  # not for the workers: they start quicker without it
 
         setting = {"kills": options.kills, "seed": options.seed, "workers": options.workers, **trained}
         load = {"load_average_at_the_end": os.getloadavg(), "nice": os.nice(0)}

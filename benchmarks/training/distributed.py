@@ -26,10 +26,10 @@ from laconic.cli.shared import Engine, Json, Ranks, count_option, echo_json, ech
 from laconic.codecs import Codec, codec
 from laconic.exchange import coded, costs
 from laconic.exchange.collectives import all_gather, all_reduce
-from laconic.lab.clusters.launch import run_job
 from laconic.schedules.schedule import bounds
 from laconic.transports.world import World, init
 from laconic.workloads import Task, get
+from laconic_lab.clusters.launch import run_job
 
 WORKLOAD = "digits-mlp"
 CODECS = ("dynamic8", "linear8", "onebit")

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from laconic.cli.shared import Json, echo_json, echo_table
 from laconic.errors import BadInput
-from laconic.lab.bench.turns import SECONDS, Turns, Way
 from laconic.workloads import models
+from laconic_lab.bench.turns import SECONDS, Turns, Way
 
 FORWARD_TOLERANCE = 1e-4  # of the output's norm; float32 rounds to 6e-8, which depth and cancellation multiply
 GRADIENT_TOLERANCE = 1e-4  # of the difference quotient

@@ -17,13 +17,13 @@ import torch.distributed as dist
 from torch import nn
 
 from laconic.errors import BadInput
-from laconic.lab.bench.step import Steps, StepSpec
-from laconic.lab.bench.turns import host
-from laconic.lab.runs.spec import configuration
-from laconic.lab.runs.trainee import Times
 from laconic.transports.launcher import run_local
 from laconic.workloads import Task, get
 from laconic.workloads.data import Split
+from laconic_lab.bench.step import Steps, StepSpec
+from laconic_lab.bench.turns import host
+from laconic_lab.runs.spec import configuration
+from laconic_lab.runs.trainee import Times
 
 EVALUATED = 256  # validation samples of a point of the curve
 TIMEOUT_S = 24 * 3600.0

@@ -16,7 +16,6 @@ import numpy as np
 
 from benchmarks.planner.fit import Case, calibrated, fit
 from benchmarks.planner.groups import Group, setting_of
-from laconic.lab.bench.step import StepSpec, measure
 from laconic.planner.codec_speeds import speeds
 from laconic.planner.cost import cost
 from laconic.planner.devices import HERE, device
@@ -25,6 +24,7 @@ from laconic.planner.strategy import Strategy
 from laconic.planner.subject import subject
 from laconic.planner.work import measure as measure_work
 from laconic.storage.files import cache_folder
+from laconic_lab.bench.step import StepSpec, measure
 
 PERIOD = 20
 WORKLOADS = ("digits-mlp", "mnist-300-100", "mnist-lenet", "shakespeare-gpt")

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from benchmarks.wide.predictions import judged
-from laconic.lab.report import words
+from laconic import words
 
 PERIOD = 32
 DDP = "ddp"

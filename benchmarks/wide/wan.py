@@ -28,9 +28,9 @@ from benchmarks.wide.predictions import groups, judged, measure_group
 from benchmarks.wide.tables import BY_BLOCKS, PERIOD, SYNCHRONOUS, claims, table
 from laconic.cli.shared import Json, echo_json
 from laconic.errors import BadInput, UnknownName
-from laconic.lab.bench.step import StepSpec, measure
-from laconic.lab.bench.turns import conditions
 from laconic.storage import files, json_text
+from laconic_lab.bench.step import StepSpec, measure
+from laconic_lab.bench.turns import conditions
 
 OUTPUT = Path(__file__).parents[1] / "results" / "wan.json"
 PARTS = ("steps", "losses", "planner")

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from laconic.errors import BadInput
-from laconic.lab.report.templating import document
 from laconic_code.embedding import UNKNOWN, Embedding, normalised
 from laconic_code.statements import operation
+from laconic_lab.report.templating import document
 
 MOST = 800  # points: more take minutes, and cannot be told apart
 NEAREST = 8

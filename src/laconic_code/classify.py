@@ -41,7 +41,7 @@ PUBLISHED = {"accuracy": 0.9483}  # POJ-104, 104 classes
 
 
 @dataclass(frozen=True)
-class Setting:
+class ClassificationSpec:
     """How a folder is classified.
 
     Args:
@@ -70,7 +70,7 @@ class Setting:
 
 
 def run(
-    folder: str | Path, how: Setting | None = None, progress: Progress = lambda done, total: None
+    folder: str | Path, how: ClassificationSpec | None = None, progress: Progress = lambda done, total: None
 ) -> dict[str, Any]:
     """Accuracy of every way with its interval, and a confusion matrix.
 
@@ -81,7 +81,7 @@ def run(
     Raises:
         BadInput: fewer than two classes, or a class with fewer programs than folds.
     """
-    how, root = how or Setting(), Path(folder)
+    how, root = how or ClassificationSpec(), Path(folder)
     corpus, classes, labels = _labelled(root, how, progress)
     places = divided(labels, how.folds, how.seed)
     results, confusion = [], np.zeros((len(classes), len(classes)), dtype=np.int64)
@@ -99,7 +99,7 @@ def run(
             "confusion": confusion.tolist()}  # fmt: skip
 
 
-def _labelled(root: Path, how: Setting, progress: Progress) -> tuple[Corpus, list[str], Labels]:
+def _labelled(root: Path, how: ClassificationSpec, progress: Progress) -> tuple[Corpus, list[str], Labels]:
     if not root.is_dir():
         raise BadInput(f"{root} is no folder; give one that has a folder of programs for each class")
     files = [path for path in find_files([root]) if path.parent != root]
@@ -126,7 +126,7 @@ def _add_published(found: Ways, corpus: Corpus) -> None:
 
 
 def _predictions(
-    found: Ways, corpus: Corpus, labels: Labels, places: Labels, how: Setting, progress: Progress
+    found: Ways, corpus: Corpus, labels: Labels, places: Labels, how: ClassificationSpec, progress: Progress
 ) -> Iterator[tuple[str, Labels]]:
     def kept(fitting: networks.Fitting | None) -> Memo:
         return Memo(how.cache, how.folds, how.seed, how.trees, fitting, places, labels, found.rows)
@@ -145,7 +145,7 @@ def _predictions(
     if how.fitting is not None:
         edges = [graph.edges for graph in corpus.graphs]
         for network, (way, (rows, vectors)) in product(networks.NETWORKS, found.read.items()):
-            programs, name = networks.Programs(rows, edges, np.arange(len(labels))), f"{network}, {way}"
+            programs, name = networks.ProgramSet(rows, edges, np.arange(len(labels))), f"{network}, {way}"
             given = (network, programs, labels, places, vectors, how.fitting, progress)
             predict_by = functools.partial(networks.cross_predict, *given)
             made[name] = functools.partial(fitted.recall, name, predict_by, ARRAY)

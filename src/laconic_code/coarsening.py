@@ -32,7 +32,7 @@ Times = dict[str, dict[int, float]]
 
 
 @dataclass(frozen=True)
-class Rule:
+class CoarseningRule:
     """How gains are estimated.
 
     Args:
@@ -46,8 +46,12 @@ class Rule:
     is_log: bool
 
 
-RULES = tuple(Rule(*each) for each in product((16, 8, 5, 3, 2, 1), (1.0, 0.5, 0.0), (False, True)))  # cautious first
-CONSTANTS = {"constant factor": Rule(16, 0.0, False), "constant factor of all GPUs": Rule(16, 1.0, False)}
+# The cautious ones first.
+RULES = tuple(CoarseningRule(*each) for each in product((16, 8, 5, 3, 2, 1), (1.0, 0.5, 0.0), (False, True)))
+CONSTANTS = {
+    "constant factor": CoarseningRule(16, 0.0, False),
+    "constant factor of all GPUs": CoarseningRule(16, 1.0, False),
+}
 
 
 def run(
@@ -99,7 +103,7 @@ def _gains(times: dict[int, float]) -> list[float]:
 
 
 def leave_one_out(
-    features: Matrix, gains: Matrix, rules: Sequence[Rule], is_cautious: bool = False
+    features: Matrix, gains: Matrix, rules: Sequence[CoarseningRule], is_cautious: bool = False
 ) -> np.ndarray[Any, np.dtype[np.int64]]:
     """The factor for each GPU and kernel, by the rule that is best for the other kernels.
 
@@ -125,7 +129,7 @@ def leave_one_out(
     return chosen
 
 
-def _scores(rule: Rule, near: Any, gains: Matrix, kernels: Any) -> Matrix:
+def _scores(rule: CoarseningRule, near: Any, gains: Matrix, kernels: Any) -> Matrix:
     """The gain of each of `kernels`, over all GPUs, when it is predicted from the others of them."""
     found = np.empty(len(kernels))
     for number, kernel in enumerate(kernels):
@@ -134,7 +138,7 @@ def _scores(rule: Rule, near: Any, gains: Matrix, kernels: Any) -> Matrix:
     return found
 
 
-def _estimate(rule: Rule, order: Any, gains: Matrix, known: Any) -> Matrix:
+def _estimate(rule: CoarseningRule, order: Any, gains: Matrix, known: Any) -> Matrix:
     """The gain of each factor on each GPU, from the nearest of the kernels that are known."""
     nearest = order[np.isin(order, known)][: rule.neighbours]
     some = np.log(gains[:, nearest]) if rule.is_log else gains[:, nearest]

@@ -122,7 +122,7 @@ def _predictions(
     for name, (way, (rows, vectors)) in product(networks.NETWORKS, found.read.items()):
         if name == "graph network" and way == "published embedding":
             continue  # its statements are those of the paper's own reading, to which our edges do not belong
-        method, programs = f"{name}, {way} + auxiliary", networks.Programs(rows, edges, task.place, auxiliary)
+        method, programs = f"{name}, {way} + auxiliary", networks.ProgramSet(rows, edges, task.place, auxiliary)
         for kind, folds in task.folds.items():
             network = (name, programs, task.labels, folds, vectors, fitting)
             yield method, kind, fitted.recall(f"{method}, {kind}", partial(networks.cross_predict, *network), ARRAY)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from html import escape as escaped
 
 from laconic.errors import BadInput
-from laconic.lab.report.style import colours
 from laconic_code.graph import CONTROL, DATA, KINDS, FlowGraph
+from laconic_lab.report.style import colours
 
 _LINE, _TOP, _MARGIN, _LETTER = 18, 44, 190, 6.7
 _LONGEST = 110  # letters of a statement

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from laconic.lab.clusters.launch import is_launched
 from laconic.transports.world import init
 from laconic_code.corpus import Progress, find_files, read_all
 from laconic_code.embedding import FAN_OUT, Embedding, context_pairs, hubs, vocabulary_of
 from laconic_code.ir import Dialect
 from laconic_code.skipgram import Training, train
+from laconic_lab.clusters.launch import is_launched
 
 _CONTEXT = {"distance": 2, "cutoff": 1, "fan_out": FAN_OUT}
 

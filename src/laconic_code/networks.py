@@ -57,7 +57,7 @@ class Fitting:
 
 
 @dataclass(frozen=True)
-class Programs:
+class ProgramSet:
     """What the networks read.
 
     Args:
@@ -154,7 +154,7 @@ class Classifier(nn.Module):
 
 def cross_predict(
     network: str,
-    programs: Programs,
+    programs: ProgramSet,
     labels: Labels,
     folds: Labels,
     vectors: Floats,
@@ -187,16 +187,16 @@ def cross_predict(
     return found
 
 
-def _standardised(programs: Programs, train: Labels) -> Programs:
+def _standardised(programs: ProgramSet, train: Labels) -> ProgramSet:
     """With auxiliary numbers as logarithms of mean 0 and deviation 1 over the rows to train on."""
     if programs.extra is None:
         return programs
     logs = np.log1p(programs.extra)
     scaled = (logs - logs[train].mean(axis=0)) / (logs[train].std(axis=0) + 1e-6)
-    return Programs(programs.rows, programs.edges, programs.place, scaled.astype(np.float32))
+    return ProgramSet(programs.rows, programs.edges, programs.place, scaled.astype(np.float32))
 
 
-def _fit(model: Classifier, programs: Programs, labels: Labels, train: Labels, how: Fitting) -> Iterator[int]:
+def _fit(model: Classifier, programs: ProgramSet, labels: Labels, train: Labels, how: Fitting) -> Iterator[int]:
     """Train on the rows `train`; yields the number of epochs done."""
     random = np.random.default_rng(how.seed)
     optimizer = torch.optim.Adam([each for each in model.parameters() if each.requires_grad], lr=how.rate)
@@ -224,7 +224,7 @@ def _batches(order: Labels, lengths: Any, size: int, random: np.random.Generator
         yield from (parts[number] for number in random.permutation(len(parts)))
 
 
-def _given(programs: Programs, batch: Labels) -> tuple[list[Any], list[Any], Tensor, Tensor | None]:
+def _given(programs: ProgramSet, batch: Labels) -> tuple[list[Any], list[Any], Tensor, Tensor | None]:
     """A batch's programs, each once, and the rows' places among them."""
     unique, back = np.unique(programs.place[batch], return_inverse=True)
     extra = None if programs.extra is None else torch.from_numpy(programs.extra[batch])
@@ -232,7 +232,7 @@ def _given(programs: Programs, batch: Labels) -> tuple[list[Any], list[Any], Ten
     return rows, edges, torch.from_numpy(back), extra
 
 
-def _predicted(model: Classifier, programs: Programs, test: Labels, size: int) -> Labels:
+def _predicted(model: Classifier, programs: ProgramSet, test: Labels, size: int) -> Labels:
     model.eval()
     with torch.no_grad():
         parts = [model(*_given(programs, test[at : at + size])).argmax(dim=1).numpy()

@@ -117,7 +117,7 @@ def train(
     tables = Tables(size, how)
     # Workers may have no folder in common, and all of them must begin with the same epoch.
     epochs = Epochs(folder if ranks == 1 else None, tables, (how, pairs.tobytes()))
-    exchange = Exchange(tables, world) if world is not None and ranks > 1 else None
+    exchange = TableExchange(tables, world) if world is not None and ranks > 1 else None
     draws = negative_table(pairs[:, 1], size)
     keep = _kept_shares(pairs, size, how.threshold)
     mine = np.ascontiguousarray(pairs[rank::ranks])
@@ -184,7 +184,7 @@ class Tables:
         self.v[:] = np.random.default_rng(how.seed).uniform(-0.5 / how.dim, 0.5 / how.dim, (size, how.dim))
 
 
-class Exchange:
+class TableExchange:
     """Lets workers agree on a block: the sum of what each changed, by a sparse all-reduce."""
 
     def __init__(self, tables: Tables, world: World) -> None:

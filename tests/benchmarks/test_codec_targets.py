@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from benchmarks.codecs import codec_targets
 from laconic.codecs import codec
-from laconic.lab.bench import codec_speed
+from laconic_lab.bench import codec_speed
 
 
 def test_missed_targets_are_told() -> None:

@@ -6,8 +6,8 @@ import pytest
 
 from benchmarks.divide.pipeline import Computing, PipelineSpec, measure, pays_below_bps, spans
 from laconic.errors import BadInput
-from laconic.lab.report.bars import lanes, timed
-from laconic.lab.report.canvas import WIDE
+from laconic_lab.report.bars import lanes, timed
+from laconic_lab.report.canvas import WIDE
 
 
 @pytest.mark.processes

@@ -7,9 +7,9 @@ import json
 import typer
 from typer.testing import CliRunner
 
-from laconic.cli import bench
 from laconic.cli import codecs as codecs_command
 from laconic.codecs import names
+from laconic_lab.commands import bench
 
 app = typer.Typer()
 app.command("list")(codecs_command.codecs)

@@ -16,7 +16,8 @@ from laconic.cli import catalogue, main
 from laconic.codecs import get as codec_class
 from laconic.codecs import names as codec_names
 from laconic.errors import UnknownName
-from laconic.lab.runs.strategies import PEERS
+from laconic_lab.commands import names
+from laconic_lab.runs.strategies import PEERS
 
 
 def _json(capsys: pytest.CaptureFixture[str], *words: str) -> dict:  # type: ignore[type-arg]
@@ -194,7 +195,7 @@ def test_lists_and_wrong_names_wait_for_no_import(
 def test_the_catalogue_is_what_the_registries_know() -> None:
     known = catalogue.catalogue()
     assert known["workloads"] == workloads.names()
-    assert set(known["peers"]) == set(PEERS)
+    assert set(names.PEERS) == set(PEERS)
     found = {entry["name"]: set(entry["options"]) for entry in known["codecs"]}
     assert found == {name: set(inspect.signature(codec_class(name)).parameters) for name in codec_names()}
 
@@ -209,7 +210,7 @@ def test_the_first_wrong_name_is_refused_by_the_registry_and_makes_the_catalogue
     first = capsys.readouterr().err
     monkeypatch.delitem(sys.modules, "laconic.workloads")
     with pytest.raises(UnknownName) as error:
-        catalogue.check(["train", "digits-mpl"])
+        names.check(["train", "digits-mpl"])
     assert first == f"laconic: {error.value}\n"
 
 
@@ -225,8 +226,8 @@ def test_the_first_wrong_name_is_refused_by_the_registry_and_makes_the_catalogue
 def test_what_is_no_wrong_name_is_left_to_the_command(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     catalogue.catalogue()
     monkeypatch.delitem(sys.modules, "laconic.workloads")
-    catalogue.check(["compare", "digits-mlp", "--configs", name])
-    catalogue.check(["train", "my.module:factory", "--codec", "my-own"])
+    names.check(["compare", "digits-mlp", "--configs", name])
+    names.check(["train", "my.module:factory", "--codec", "my-own"])
 
 
 def test_the_catalogue_is_made_anew_when_it_is_damaged_or_the_source_has_changed(

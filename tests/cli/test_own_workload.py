@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from laconic.cli import main
-from laconic.lab.records.record import Record
+from laconic_lab.records.record import Record
 
 MODULE = '''
 import time

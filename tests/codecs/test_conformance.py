@@ -402,7 +402,7 @@ def test_unknown_codec_lists_the_valid_ones():
 MODULES = ["laconic.codecs", *(f"laconic.codecs.{module.name}" for module in pkgutil.iter_modules(codecs.__path__))]
 
 
-@pytest.mark.parametrize("module", [*MODULES, "laconic.lab.bench.codec_speed"])
+@pytest.mark.parametrize("module", [*MODULES, "laconic_lab.bench.codec_speed"])
 def test_examples_in_docstrings_run(module):
     failed, _ = doctest.testmod(importlib.import_module(module))
     assert failed == 0

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 import laconic
 from laconic.errors import BadInput, TransportError
-from laconic.lab.clusters.launch import run_job
 from laconic.transports.threads import run_threads
 from laconic.transports.world import World
+from laconic_lab.clusters.launch import run_job
 from reference import averaging as reference
 from tests.consistency.least_squares import ETA, SIZE, Vector, gradient, start, train, train_rows
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from laconic.codecs import device as device_codecs
 from laconic.codecs.base import Codec
-from laconic.lab import doctor
+from laconic_lab import doctor
 
 DEVICE = torch.device("fakegpu:0")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.pages import ROOT
-from tests.lab.clusters.test_cluster import needs_root
+from tests.laconic_lab.clusters.test_cluster import needs_root
 
 PAGES = {name: (ROOT / "docs" / name).read_text() for name in ("run.md", "across-sites.md")}
 EXAMPLE = ROOT / "examples" / "char_gpt.py"

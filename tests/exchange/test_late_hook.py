@@ -15,8 +15,8 @@ import laconic
 from laconic.exchange import late_hook
 from laconic.exchange.costs import spared_s
 from laconic.exchange.late_hook import LOOK_AGAIN, WATCHED
-from laconic.lab.clusters.cluster import Cluster
 from laconic.transports.launcher import run_local
+from laconic_lab.clusters.cluster import Cluster
 
 
 def _train(steps: int, auto: bool, plan: dict[int, float]) -> dict[str, Any]:

@@ -75,7 +75,7 @@ def test_bad_folders_are_one_sentence(tmp_path: Path) -> None:
 
 def test_an_unknown_method_is_named_before_anything_is_read() -> None:
     with pytest.raises(UnknownName, match="did you mean 'bag of statements'"):
-        classify.Setting(methods=("bag of statement",))
+        classify.ClassificationSpec(methods=("bag of statement",))
 
 
 def test_folds_divide_every_class_alike() -> None:
@@ -95,13 +95,14 @@ def test_a_prelude_stands_before_every_source(tmp_path: Path) -> None:
             (tmp_path / "p" / kind / f"{n}.cpp").write_text(f"int f(int x) {{ return {body} + {n}; }}")
     (tmp_path / "prelude.h").write_text("inline int twice(int x) { return x * 2; }")
     dialect = ir_module.Dialect(tmp_path / "prelude.h", "gnu++98")
-    how = classify.Setting(folds=2, trees=5, cache=tmp_path / "cache", dialect=dialect)
+    how = classify.ClassificationSpec(folds=2, trees=5, cache=tmp_path / "cache", dialect=dialect)
     record = classify.run(tmp_path / "p", how)
     assert (record["programs"], record["skipped"]) == (4, [])
     assert record == classify.run(tmp_path / "p", how), "what is kept gives the same"
     (tmp_path / "prelude.h").write_text("int (")
+    dialect = ir_module.Dialect(tmp_path / "prelude.h", "gnu++11")
     with pytest.raises(BadInput, match=r"the prelude .* does not compile"):
-        classify.run(tmp_path / "p", classify.Setting(2, dialect=ir_module.Dialect(tmp_path / "prelude.h", "gnu++11")))
+        classify.run(tmp_path / "p", classify.ClassificationSpec(2, dialect=dialect))
 
 
 def test_bad_dialects_are_one_sentence(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def test_a_kernel_takes_no_part_in_its_own_prediction() -> None:
     assert coarsening.leave_one_out(features, gains, coarsening.RULES)[0].tolist() == [1, 1, 1, 2, 2, 2]
     gains[0, 0] = [1, 1, 9]  # its own gains change nothing of what is said of it
     assert coarsening.leave_one_out(features, gains, coarsening.RULES)[0, 0] == 1
-    constant = coarsening.leave_one_out(features, gains, [coarsening.Rule(16, 0.0, False)])
+    constant = coarsening.leave_one_out(features, gains, [coarsening.CoarseningRule(16, 0.0, False)])
     assert constant[0, 1:].tolist() == [2] * 5
 
 
@@ -187,7 +187,7 @@ def test_networks_learn_from_the_other_folds(network: str) -> None:
     labels = np.tile([0, 1], 20)
     rows = [np.array([0, 1, 2, 0] if label else [2, 1, 0, 0], dtype=np.int32) for label in labels]
     edges = [np.array([[0, 1, 0], [1, 2, 0], [2, 3, 1]])] * 40
-    programs = networks.Programs(rows, edges, np.arange(40), random.random((40, 2)).astype(np.float32))
+    programs = networks.ProgramSet(rows, edges, np.arange(40), random.random((40, 2)).astype(np.float32))
     vectors = random.standard_normal((3, 8)).astype(np.float32)
     how = networks.Fitting(epochs=25, batch=8, width=8, rounds=1, rate=0.02)
     told: list[tuple[int, int]] = []
@@ -215,8 +215,9 @@ def test_a_row_is_what_its_program_is_not_what_stands_beside_it() -> None:
 def test_bad_networks_are_named() -> None:
     with pytest.raises(BadInput, match="epochs is 1 or more"):
         networks.Fitting(epochs=0)
+    empty = networks.ProgramSet([], [], np.array([]))
     with pytest.raises(UnknownName, match="graph network, recurrent network"):
-        networks.cross_predict("none", networks.Programs([], [], np.array([])), np.array([0]), np.array([0]), np.eye(2))
+        networks.cross_predict("none", empty, np.array([0]), np.array([0]), np.eye(2))
 
 
 @needs_data

@@ -18,11 +18,11 @@ from optuna.trial import TrialState
 
 import laconic
 from laconic.errors import BadInput, LaconicError, RecordError, StorageError, UnknownName
-from laconic.lab.runs.stopping import only_one
 from laconic.searching import owners
 from laconic.searching.spec import SearchSpec
 from laconic.searching.storage import opened_study
 from laconic.searching.trial import Trial
+from laconic.storage.run_folders import only_one
 from tests.searching.objectives import CHOICES, MIXED, curve, dies_at_first, inherits, lines, on_ranks, score, strange
 
 ROOT = Path(__file__).parents[2]

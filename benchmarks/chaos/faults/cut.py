@@ -13,7 +13,7 @@ from benchmarks.chaos.promises import EITHER, GO_ON, of_loss, of_pause
 from benchmarks.chaos.scenario import Scenario
 from benchmarks.chaos.stage import Stage, refused, shortly
 from laconic.errors import BadInput
-from laconic.lab.clusters.cluster import Cluster
+from laconic_lab.clusters.cluster import Cluster
 
 PAUSE_S = 0.3
 

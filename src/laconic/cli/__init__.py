@@ -24,36 +24,16 @@ from laconic.cli.groups import CommandGroup, added
 from laconic.errors import LaconicError, UnknownName
 
 COMMANDS: Mapping[str, str | CommandGroup] = {
-    "bench": CommandGroup(
-        "Measure codecs, collectives, training steps and memory on this machine.",
-        {
-            "codecs": "laconic.cli.bench:codecs",
-            "collectives": "laconic.cli.bench:collectives",
-            "memory": "laconic.cli.bench:memory",
-            "step": "laconic.cli.bench_step:step",
-        },
-    ),
     "codecs": "laconic.cli.codecs:codecs",
-    "compare": "laconic.cli.compare:compare",
     "cost": "laconic.cli.cost:cost",
-    "demo": "laconic.cli.compare:demo",
-    "doctor": "laconic.cli.doctor:doctor",
     "inspect": "laconic.cli.shrink:inspect",
     "join": "laconic.cli.join:join",
     "key": "laconic.cli.key:key",
-    "lint": "laconic.cli.report:lint",
     "meet": "laconic.cli.meet:meet",
-    "plan": "laconic.cli.plan:plan",
-    "probe": "laconic.cli.probe:probe",
-    "profile": "laconic.cli.plan:profile",
-    "report": "laconic.cli.report:report",
-    "run": "laconic.cli.run:run",
     "schedule": "laconic.cli.schedule:schedule",
-    "search": "laconic.cli.search:search",
     "shrink": "laconic.cli.shrink:shrink",
     "simulate": "laconic.cli.schedule:simulate",
     "status": "laconic.cli.status:status",
-    "train": "laconic.cli.train:train",
     "warm": "laconic.cli.warm:warm",
 }
 HELP = "Laconic trains PyTorch models over networks slower than the model, and shrinks them to ship."
@@ -69,11 +49,10 @@ def main(arguments: list[str] | None = None) -> None:
     # A warning is one line, without the place in the code that gave it; some are given while a command is imported.
     warnings.formatwarning = lambda message, *_args, **_options: f"laconic: {message}\n"
     try:
-        catalogue.check(words)
         _group("laconic", HELP, _table(words), words)(args=words, prog_name="laconic")
     except LaconicError as error:
         typer.echo(f"laconic: {error}", err=True)
-        if isinstance(error, UnknownName) and words[:1] in (["train"], ["compare"]):
+        if isinstance(error, UnknownName) and "laconic.workloads" in sys.modules:
             catalogue.catalogue()  # so that the next one is refused at once
         sys.exit(2)
     except KeyboardInterrupt:  # also while a command is still being imported
@@ -84,7 +63,12 @@ def _table(words: list[str]) -> Mapping[str, str | CommandGroup]:
     """Our commands; with those of other packages where they may be asked for."""
     if words and words[0] in COMMANDS:
         return COMMANDS
-    return dict(sorted({**added(words[0] if words else None), **COMMANDS}.items()))
+    found: dict[str, str | CommandGroup] = {}
+    for table in added(words[0] if words else None):
+        found.update(table.commands)
+        if words and words[0] in table.commands:
+            table.check(words)
+    return dict(sorted({**found, **COMMANDS}.items()))
 
 
 def _group(name: str, text: str, table: Mapping[str, str | CommandGroup], words: list[str]) -> typer.Typer:

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
+from laconic import words
 from laconic.cli.shared import Json, amount_option, echo_json, echo_table
-from laconic.lab.report import words
 from laconic.planner.cost import Cost, LayerCost
 from laconic.planner.cost import cost as count
 from laconic.planner.subject import parse_shape

@@ -1,12 +1,13 @@
-"""Commands under one word, `laconic WORD COMMAND`, also those that other packages add.
+"""Commands of other packages, and commands under one word, `laconic WORD COMMAND`.
 
-Caller: `laconic.cli.main`. A package adds a group by an entry point of the group `laconic.commands`, which names a
-`CommandGroup`. Entry points are read only for lists of commands and for a word that is none of our own.
+Caller: `laconic.cli.main`. A package adds commands by an entry point of the group `laconic.commands`. It names a
+`CommandGroup`, whose commands follow the entry point's name, or a `CommandTable`, whose commands stand beside ours.
+Entry points are read only for lists of commands and for a word that is none of our own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 
@@ -28,26 +29,40 @@ class CommandGroup:
     commands: Mapping[str, str]
 
 
-def added(called: str | None) -> dict[str, CommandGroup]:
-    """The groups that installed packages add.
+@dataclass(frozen=True)
+class CommandTable:
+    """Commands and groups by name, for a package's entry point.
+
+    Args:
+        commands: as in `CommandGroup`, or a group.
+        check: called with what the user typed before one of these commands is imported; raises LaconicError.
+    """
+
+    commands: Mapping[str, str | CommandGroup]
+    check: Callable[[Sequence[str]], None] = lambda words: None
+
+
+def added(called: str | None) -> list[CommandTable]:
+    """The commands that installed packages add.
 
     Raises:
         MissingExtra: the group `called` needs a package that is not installed. Of another group the list says so.
     """
-    found = {}
+    found = []
     for entry in entry_points(group=ENTRY_POINTS):
         try:
-            found[entry.name] = _load(entry)
+            loaded = _load(entry)
         except MissingExtra as error:
             if entry.name == called:
                 raise
-            found[entry.name] = CommandGroup(str(error), {})
+            loaded = CommandGroup(str(error), {})
+        found.append(loaded if isinstance(loaded, CommandTable) else CommandTable({entry.name: loaded}))
     return found
 
 
-def _load(entry: EntryPoint) -> CommandGroup:
+def _load(entry: EntryPoint) -> CommandGroup | CommandTable:
     try:
-        loaded: CommandGroup = entry.load()
+        loaded: CommandGroup | CommandTable = entry.load()
     except ImportError as error:
         owner = entry.dist.name if entry.dist else "laconic"
         raise MissingExtra(error.name or entry.module, entry.name, owner) from error

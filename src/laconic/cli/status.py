@@ -10,10 +10,10 @@ from typing import Annotated, Any
 
 import typer
 
+from laconic import words
 from laconic.cli.shared import Json, count_option, echo_json, echo_table
 from laconic.consistency.elastic.meeting import Meeting
 from laconic.errors import BadInput, StorageError
-from laconic.lab.report import words
 
 HEADINGS = ("worker", "host", "reached", "step", "s/step", "waits", "sent", "rejoined", "heard")
 GAUGES = ("step", "epoch", "seconds_per_step", "wait_share", "sent_nbytes", "rejoined")

@@ -15,7 +15,7 @@ from __future__ import annotations
 from laconic.codecs.base import Codec, get, names, register
 from laconic.errors import BadInput
 
-__all__ = ["Codec", "codec", "get", "names", "register"]
+__all__ = ["Codec", "codec", "get", "names", "register", "simplest_spec"]
 
 
 def codec(spec: str | Codec) -> Codec:
@@ -38,3 +38,14 @@ def codec(spec: str | Codec) -> Codec:
     from laconic.codecs.compose import parse
 
     return parse(spec)
+
+
+def simplest_spec(name: str) -> str:
+    """The bare name when the codec has defaults for everything, else its first example."""
+    try:
+        return str(codec(name))
+    except BadInput:
+        examples: tuple[str, ...] = getattr(get(name), "examples", ())
+        if not examples:
+            raise
+        return examples[0]

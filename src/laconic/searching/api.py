@@ -12,11 +12,11 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Never
 
 from laconic.errors import BadInput
-from laconic.lab.runs.stopping import only_one
 from laconic.searching import samplers
 from laconic.searching.history import History, Seen, history_of
 from laconic.searching.named_spaces import SPACES
@@ -27,6 +27,7 @@ from laconic.searching.spec import FILE, SearchSpec
 from laconic.searching.storage import opened_study
 from laconic.searching.trial import NamedObjective, Objective
 from laconic.storage.files import folder_of, writing
+from laconic.storage.run_folders import make_folder, only_one
 
 
 @dataclass(frozen=True)
@@ -254,13 +255,9 @@ def resolve(objective: str | Callable[..., float], options: Mapping[str, Any]) -
             raise BadInput(f"the objective '{objective}' cannot be imported: {error}") from error
         if getattr(found, "__annotations__", {}).get("return") not in ("Workload", _workload()):
             return found, objective
-    from laconic.searching.training import WorkloadObjective
-
-    given = {"workers": options.get("workers", 1), **dict(options.get("options", {}))}
-    try:
-        return WorkloadObjective(objective, **given), objective
-    except TypeError as error:
-        raise BadInput(f"options of a workload's search are epochs, codec and link: {error}") from error
+    for entry in entry_points(group="laconic.objectives"):  # of applications, such as the laboratory's workloads
+        return entry.load()(objective, options), objective
+    raise BadInput(f"an objective is a function or module:function here, got '{objective}'")
 
 
 def _workload() -> type:
@@ -270,8 +267,6 @@ def _workload() -> type:
 
 
 def _new_folder(name: str) -> Path:
-    from laconic.lab.records.record import make_folder
-
     return make_folder("search-" + "".join(c if c.isalnum() else "-" for c in name).strip("-"), "runs")
 
 

@@ -19,9 +19,9 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, Literal
 
 from laconic.errors import BadInput
-from laconic.lab.runs.relay import Relay
 from laconic.searching.trial import Answer, Objective, Trial, shared_answer
 from laconic.transports.launcher import LocalJob, RankFailed, ending, process_context, start_fork_server
+from laconic.transports.relayed_calls import Relay
 
 LONGEST_S = 20 * 86400.0  # of a trial without a limit
 _log = logging.getLogger("laconic.search")

@@ -8,13 +8,13 @@ from typing import Annotated, Any
 import typer
 
 from laconic.cli.shared import Json, Ranks, count_option, echo_json, echo_table, progress_bar
-from laconic.lab.clusters.launch import is_launched, run_job
 from laconic.storage import files
 from laconic_code import analogies as questions
 from laconic_code import archives, chart, embedding, embedding_job
 from laconic_code import graph as graphs
 from laconic_code.drawing import draw
 from laconic_code.programs import random_vectors
+from laconic_lab.clusters.launch import is_launched, run_job
 
 Prelude = Annotated[Path | None, typer.Option(help="A header that is put before every source.")]
 Standard = Annotated[str, typer.Option("--std", help="The language's standard, such as gnu++98.")]

@@ -20,7 +20,7 @@ from laconic.consistency.elastic import reachability
 from laconic.consistency.elastic.line import Line
 from laconic.consistency.elastic.meeting import Meeting, View, read_events
 from laconic.consistency.elastic.reachability import CutOffCheck
-from laconic.lab.clusters.cluster import Cluster
+from laconic_lab.clusters.cluster import Cluster
 from tests.consistency.elastic.trainers import Training, until
 
 pytestmark = pytest.mark.usefixtures("one_thread")

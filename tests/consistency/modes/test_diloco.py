@@ -17,9 +17,9 @@ from laconic.consistency import build
 from laconic.consistency.elastic.door import way_for
 from laconic.consistency.fragments import fragments_of
 from laconic.errors import BadInput, Mismatch, TransportError
-from laconic.lab.clusters.launch import run_job
 from laconic.transports.threads import run_threads
 from laconic.transports.world import World
+from laconic_lab.clusters.launch import run_job
 from reference import averaging as reference
 from tests.consistency.least_squares import ETA, SIZE, gradient, start, train, train_rows
 

@@ -13,8 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import laconic
 from laconic import codecs
-from laconic.lab.clusters.launch import run_job
 from laconic.transports.launcher import run_local
+from laconic_lab.clusters.launch import run_job
 from tests.consistency.overlapped.programs import MODELS, OPTIMISERS, compare
 
 HIDDEN = "gradients are sent as backward makes them\na bucket's update is taken when the next forward needs it"
