@@ -35,6 +35,7 @@ COMMANDS: Mapping[str, str | CommandGroup] = {
     "simulate": "laconic.cli.schedule:simulate",
     "status": "laconic.cli.status:status",
     "warm": "laconic.cli.warm:warm",
+    "watch": "laconic.cli.watch:watch",
 }
 HELP = "Laconic trains PyTorch models over networks slower than the model, and shrinks them to ship."
 # What follows the script is the script's own.

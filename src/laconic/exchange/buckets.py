@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -244,6 +245,9 @@ AnyBucket = BucketChannels | MatrixBucket
 _log = logging.getLogger("laconic.exchange")
 
 
+SAMPLED, SAMPLE = 50, 1 << 16  # every so many steps, of so many gradients, the codec's error is measured
+
+
 class BucketExchange:
     """Averages the buckets of a model over all ranks, step by step; residuals follow to a new layout or codec.
 
@@ -272,6 +276,7 @@ class BucketExchange:
             from laconic.exchange.loss_scale import LossScale
 
             self.loss_scale = LossScale(options.scaler)
+        self._error: float | None = None
         self._world = options.world
         self._buckets: dict[int, AnyBucket] = {}
         self._groups: dict[tuple[int, ...], BucketGroup] = {}
@@ -385,6 +390,7 @@ class BucketExchange:
         buckets = [self._bucket(each, chosen) for each in held]
         plain = chosen.exact and options.algorithm in ("auto", "native") and not self.dense
         values = [self._in_memory(each, plain) for each in held]
+        sample = self.sample(values[0], first.step)
         link = world.profile.link if world.profile is not None else None
         route = Route(world.transport, options.algorithm, options.hosts, first.step, link)
         steps = self._group_steps(buckets, values, route)
@@ -396,6 +402,7 @@ class BucketExchange:
                 self._give_back(each, part)
                 plain = False
         numel = sum(part.numel() for part in values)
+        self.note_error(sample, chosen, first.step)
         self._ended(held, numel, chosen, algorithm, begun, timings)
         return plain and algorithm == "native"
 
@@ -515,6 +522,24 @@ class BucketExchange:
         self.records.append(record)
         while self.records and self.records[0].step < record.step - KEPT_STEPS:
             self.records.popleft()
+
+    # what the codec leaves out
+
+    def sample(self, values: Tensor, step: int) -> Tensor | None:
+        """A copy of some gradients every SAMPLED steps, before they are exchanged; else None."""
+        return values[:SAMPLE].to("cpu", torch.float32, copy=True) if step % SAMPLED == SAMPLED // 5 else None
+
+    def note_error(self, sample: Tensor | None, chosen: Codec, step: int) -> None:
+        """Measure what the codec makes of a sample."""
+        if sample is None or chosen.kind == "matrix" or not (norm := float(sample.norm())) or not math.isfinite(norm):
+            return
+        decoded = chosen.decode(chosen.encode(sample, step=step), sample.numel())
+        self._error = float((decoded - sample).norm()) / norm
+
+    def losses(self) -> dict[str, float | str]:
+        """The norm of all that is still to be sent, and the relative error of the last sample, where there is one."""
+        found: dict[str, float | str] = {"residual_norm": self.residuals.norm()}
+        return found if self._error is None else {**found, "compression_error": self._error}
 
     # buckets
 

@@ -106,7 +106,7 @@ class CompressedReduceScatter:
             channels.append(Channel(columns(values, coded), wire, self.encoder))
         if exact:
             channels.append(Channel(columns(values, exact), as_it_is))
-        numel = values.numel()
+        numel, sample = values.numel(), self.state.buckets.sample(channels[0].buffer.view(-1), step)
         del given, values  # while the copies are under way, torch may have the memory back
 
         def exchanged() -> Pausing[None]:
@@ -118,6 +118,7 @@ class CompressedReduceScatter:
             if mean:
                 result.div_(size)
             taken = time.perf_counter() - begun
+            self.state.buckets.note_error(sample, chosen, step)
             what = (step, self.index, numel, str(chosen), "direct", taken)
             self.state.buckets.keep(BucketRecord(*what, **vars(timings), made=begun, begun=begun))
 
@@ -284,6 +285,9 @@ class ShardedCompression(Job):
             last = [record.sent_nbytes for record in list(self.gathered) if record.step == found["step"]]
             found["gathered_nbytes"] = sum(last)
         return found
+
+    def _left_out(self) -> dict[str, float | str]:
+        return self.buckets.losses()
 
     def state_dict(self) -> dict[str, Any]:
         """The step and this rank's residual of each whole parameter, in the form of `CompressionState.state_dict`.

@@ -180,6 +180,7 @@ def step_metrics(records: Sequence[BucketRecord], world_size: int) -> dict[str, 
     """The last whole step's bytes and seconds over all its buckets, and medians of the last RECENT ones.
 
     A step is whole when all its values have been exchanged. `dense_nbytes` is what DDP's all-reduce would send.
+    `busy_s` is how long anything was under way, `hidden_s` the part of it before the step's last gradient was there.
     """
     steps: dict[int, list[BucketRecord]] = {}
     for record in records:
@@ -191,11 +192,31 @@ def step_metrics(records: Sequence[BucketRecord], world_size: int) -> dict[str, 
     found: dict[str, float | str] = {"step": whole[-1][0].step}
     found["codec"] = ", ".join(dict.fromkeys(record.codec for record in whole[-1]))
     found["dense_nbytes"] = sum(wire_nbytes(r.numel, world_size, itemsize=r.itemsize) for r in whole[-1])
-    for name, source in _SUMMED.items():
-        sums = [sum(getattr(record, source) for record in rows) for rows in whole]
-        found[name] = sums[-1]
-        found[f"{name}_median"] = statistics.median(sums)
+    sums = {name: [sum(getattr(r, source) for r in rows) for rows in whole] for name, source in _SUMMED.items()}
+    coding = zip(sums["exchange_s"], sums["encode_s"], sums["decode_s"], strict=True)
+    sums["wire_s"] = [max(0.0, all_s - encode_s - decode_s) for all_s, encode_s, decode_s in coding]
+    sums["busy_s"], sums["hidden_s"] = map(list, zip(*map(_overlap, whole), strict=True))
+    for name, values in sums.items():
+        found[name] = values[-1]
+        found[f"{name}_median"] = statistics.median(values)
     return found
+
+
+def _overlap(rows: Sequence[BucketRecord]) -> tuple[float, float]:
+    """How long anything of a step was under way, and how much of that before its last gradient was there.
+
+    >>> first = BucketRecord(0, 0, 8, "none", "direct", 3.0, 0.0, 0.0, 0.0, 0, 0, made=1.0, begun=1.0)
+    >>> second = BucketRecord(0, 1, 8, "none", "direct", 3.0, 0.0, 0.0, 0.0, 0, 0, made=2.0, begun=2.0)
+    >>> _overlap([first, second])
+    (4.0, 1.0)
+    """
+    busy = hidden = 0.0
+    made, end = max(row.made for row in rows), float("-inf")
+    for row in sorted(rows, key=lambda row: row.begun):
+        begun, ended = max(row.begun, end), row.begun + row.seconds
+        if ended > begun:
+            busy, hidden, end = busy + ended - begun, hidden + max(0.0, min(ended, made) - begun), ended
+    return busy, hidden
 
 
 # Seconds are of the exchange thread, beside which training goes on: what holds that up is in StepRecords.
@@ -263,12 +284,15 @@ class Job(ABC):
         """What the last step sent and where its time went, flat, for a logger; nothing before the first.
 
         Bytes and seconds are this worker's. Names that end in `_median` are medians of the last steps.
+        `docs/recipes.md` lists them all.
         """
-        buckets = [record for record in list(self.records) if isinstance(record, BucketRecord)]
+        last = self.records[-1].step if self.records else 0
+        recent = [record for record in list(self.records) if record.step >= last - RECENT]
+        buckets = [record for record in recent if isinstance(record, BucketRecord)]
         if buckets:
             world = getattr(self, "world", None)
-            return step_metrics(buckets, 1 if world is None else world.world_size)
-        steps = [record for record in list(self.records)[-RECENT:] if isinstance(record, StepRecord)]
+            return {**step_metrics(buckets, 1 if world is None else world.world_size), **self._left_out()}
+        steps = [record for record in recent[-RECENT:] if isinstance(record, StepRecord)]
         if not steps:
             return {}
         found: dict[str, float | str] = {"step": steps[-1].step}
@@ -276,6 +300,10 @@ class Job(ABC):
             found[name] = getattr(steps[-1], source)
             found[f"{name}_median"] = statistics.median(getattr(record, source) for record in steps)
         return found
+
+    def _left_out(self) -> dict[str, float | str]:
+        """What the codec left out, by the exchange that knows: `residual_norm`, `compression_error`."""
+        return {}
 
     def __enter__(self) -> Self:
         return self

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import math
 import mmap
 import sys
 from collections.abc import Mapping, Sequence
@@ -216,6 +217,11 @@ class Residual:
             residual = self._draft(site, residual)
         return self._encode(codec, x, residual, site, step, out)
 
+    def squared(self) -> float:
+        """The sum of squares of what is kept at all sites, and of what is carried."""
+        kept = [*list(self._sites.values()), *([] if self._carried is None else [self._carried])]
+        return sum(_squared(each) for each in kept)
+
     def _encode_there(self, codec: Codec, x: Tensor, residual: Tensor, site: Site, step: int, out: Tensor) -> Tensor:
         """As `encode`, on the current stream of a device; an event marks when the residual may be read elsewhere."""
         self._let_wait()
@@ -373,6 +379,11 @@ class Residual:
         return self._sites[site]
 
 
+def _squared(values: Tensor) -> float:
+    flat = values.reshape(-1)
+    return float(torch.dot(flat, flat))  # without a copy
+
+
 class Residuals:
     """All residuals of one sender, by name; as a `Wrapper`, feedback, the innermost: codecs add a residual themselves.
 
@@ -445,6 +456,13 @@ class Residuals:
         if residual.carries:
             x = residual.carry(x.clone())
         return residual.encode(codec, x, (0, 0, x.numel()), step=step, out=out)
+
+    def norm(self) -> float:
+        """The 2-norm of all residuals; while an exchange is under way, of some of before and some of after."""
+        vectors = {id(residual): residual for _, residual in list(self._vectors.values())}
+        squares = [residual.squared() for residual in vectors.values()]
+        squares += [_squared(value) for value in list(self._waiting.values())]
+        return math.sqrt(sum(squares))
 
     def whole(self, name: str, numel: int) -> Tensor:
         """The residual of `name` itself, zeros at first, for codecs that feed back by themselves, in place."""

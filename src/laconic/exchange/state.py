@@ -102,6 +102,9 @@ class CompressionState(Job):
         """How each parameter of a matrix codec's buckets travels, and what this rank sends for it at a step."""
         return self.buckets.layers
 
+    def _left_out(self) -> dict[str, float | str]:
+        return self.buckets.losses()
+
     def observe(self, model: nn.Module) -> None:
         """Let the planned matrix codecs watch this model, if they need more than gradients.
 

@@ -85,7 +85,11 @@ class ExchangedGradients(Agreement):
         return self.state.explain()
 
     def metrics(self) -> dict[str, float | str]:
-        return {**self.state.metrics(), **super().metrics()}
+        found = {**self.state.metrics(), **super().metrics()}
+        if "busy_s" in found:  # means are waited for where they are needed, up to the next forward
+            for end in ("", "_median"):
+                found[f"hidden_s{end}"] = max(0.0, float(found[f"busy_s{end}"]) - float(found[f"wait_s{end}"]))
+        return found
 
     def state_dict(self) -> dict[str, Any]:
         return {**self.state.state_dict(), "steps": self.step}
