@@ -21,7 +21,7 @@ import laconic
 from laconic.cli.shared import Json, echo_json
 from laconic.exchange.buckets import SAMPLE, SAMPLED
 from laconic.integrations.loggers import JsonLines
-from laconic.lab.bench.turns import conditions, host, on_hosts, seconds_of
+from laconic_lab.bench.turns import conditions, host, on_hosts, seconds_of
 
 
 def run_rank(width: int, steps: int, codec: str) -> dict[str, Any]:
