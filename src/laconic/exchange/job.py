@@ -286,8 +286,8 @@ class Job(ABC):
         Bytes and seconds are this worker's. Names that end in `_median` are medians of the last steps.
         `docs/recipes.md` lists them all.
         """
-        last = self.records[-1].step if self.records else 0
-        recent = [record for record in list(self.records) if record.step >= last - RECENT]
+        kept: list[BucketRecord | StepRecord] = list(self.records)
+        recent = [record for record in kept if record.step >= kept[-1].step - RECENT]
         buckets = [record for record in recent if isinstance(record, BucketRecord)]
         if buckets:
             world = getattr(self, "world", None)
