@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_module
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,7 @@ import typer
 from laconic.cli.shared import Engine, Ranks, echo_json
 from laconic.errors import BadInput
 from laconic.transports.profile import Profile
+from laconic.transports.tcp_window import TcpLimits, advice, needed_nbytes
 from laconic_lab.bench.collectives import measure_link
 from laconic_lab.clusters.launch import run_job
 
@@ -30,10 +32,12 @@ def probe(
         return
     profile = Profile.from_json(text)
     profile.save(output)
+    link, limits = profile.link, TcpLimits.read()
+    cure = [] if limits is None else advice(link, limits)
     if json:
-        echo_json(json_module.loads(text))
+        window = {"needed_nbytes": needed_nbytes(link), "limits": limits and asdict(limits), "sysctl": cure}
+        echo_json({**json_module.loads(text), "tcp_window": window})
         return
-    link = profile.link
     bandwidth = f"{1e-9 / link.s_per_byte:.3g} GB/s" if link.s_per_byte else "no limit seen"
     typer.echo(f"{profile.engine}, {profile.world_size} ranks, all talking at once")
     typer.echo(f"  L latency            {link.latency_s * 1e6:10.1f} µs")
@@ -41,6 +45,12 @@ def probe(
     typer.echo(f"  g gap                {link.gap_s * 1e6:10.1f} µs between messages")
     typer.echo(f"  G per byte           {link.s_per_byte * 1e9:10.3f} ns  ({bandwidth})")
     typer.echo(f"  γ adding             {link.reduce_s_per_byte * 1e9:10.3f} ns per byte")
+    typer.echo(f"  bandwidth × delay    {needed_nbytes(link):10d} B, under way in a round trip when the link is full")
+    if limits is not None:
+        most = f"{limits.receive_nbytes} B received, {limits.send_nbytes} B sent"
+        typer.echo(f"  TCP's window         {limits.window_nbytes:10d} B at most for one connection (buffers: {most})")
+    for line in cure:
+        typer.echo(f"    one connection cannot fill this link; on both ends: {line}")
     typer.echo(f"  residual of the fit  {100 * profile.relative_rms:10.1f} % (root mean square, relative)")
     for residual in profile.residuals:
         typer.echo(
