@@ -252,3 +252,9 @@ def test_the_list_says_what_each_command_does(capsys: pytest.CaptureFixture[str]
     told = capsys.readouterr().out
     assert "--version" in told
     assert "Train a workload" in told
+
+
+def test_a_plan_loads_no_matplotlib_before_it_draws() -> None:
+    """It takes longer to load than most plans to make."""
+    code = "import sys, laconic_lab.commands.plan; sys.exit('matplotlib' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=120, check=False).returncode == 0

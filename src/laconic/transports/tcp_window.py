@@ -1,7 +1,7 @@
 """Whether one TCP connection can fill a link: bandwidth × delay beside the kernel's limits of its buffers.
 
-Caller: `laconic probe`. A connection has at most a window of bytes under way in a round trip. The kernel lets it grow to
-about half of the largest receive buffer, and keeps what is not acknowledged in the send buffer, whole.
+Caller: `laconic probe`. A connection has at most a window of bytes under way in a round trip. The kernel lets that grow
+to about half of the largest receive buffer, and keeps what is not acknowledged in the send buffer, whole.
 """
 
 from __future__ import annotations

@@ -28,7 +28,6 @@ from laconic.workloads import Changes
 from laconic.workloads.batch_schedules import CONSTANT
 from laconic.workloads.batch_schedules import batch_schedule as named_schedule
 from laconic_lab.commands import run_options
-from laconic_lab.report.plan_page import page
 from laconic_lab.runs.spec import RunSpec
 from laconic_lab.runs.train import train as start
 
@@ -69,6 +68,8 @@ def plan(
     if output is not None:
         replace(output, planned.plan().to_json())
     if html is not None:
+        from laconic_lab.report.plan_page import page  # with Matplotlib, which takes seconds to load
+
         replace(html, page(planned, points))
     if json:
         record = {"plan": json_module.loads(planned.plan().to_json()), "verdict": planned.verdict(),
