@@ -180,5 +180,10 @@ def what_cannot_travel_is_said_at_once(rank: int, controls: Any) -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         with pytest.raises(BadInput, match="vary in length"):
             laconic.distribute(model, optimizer, codec="factors", world=world)
+        here = DistributedDataParallel(nn.Linear(64, 64), init_sync=False)
+        with pytest.raises(
+            Mismatch, match="device differs: fakegpu of gradients on rank 0; cpu of gradients on rank 1"
+        ):
+            laconic.compress((ddp, here)[rank], "dynamic8", world=world)
         with pytest.raises(Mismatch, match="codec differs"):
             laconic.compress(ddp, ("dynamic8", "onebit")[rank], world=world)

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import laconic
-from laconic.errors import DeviceMemoryError, LaconicError, PeerLost
+from laconic.errors import DeviceMemoryError, LaconicError, Mismatch, PeerLost
 from laconic.exchange import staging
 from laconic.parallel.pipeline.balance import _timed
 
@@ -403,6 +404,41 @@ def residuals_follow_the_scale_of_the_loss(rank: int, controls: Any) -> None:
     plain, scaled = trained(None), trained(torch.amp.GradScaler("cpu", init_scale=2.0**9))
     for one, other in zip(plain.parameters(), scaled.parameters(), strict=True):
         assert torch.equal(one.cpu(), other.cpu())
+
+
+def ranks_with_and_without_a_device_share_buckets(rank: int, controls: Any) -> None:
+    """Gradients of a device go in DDP's buckets, and so do those of all other ranks: the bits of two devices."""
+
+    group = dist.new_group(backend="cpu:nothing,fakegpu:nothing")  # DDP's own messages, which know no such mixture
+
+    def compressed(device: str, codec: str, steps: int) -> tuple[nn.Module, str]:
+        model = _linear_model().to(device)
+        ddp = DistributedDataParallel(model, init_sync=False, process_group=group)
+        job = laconic.compress(ddp, codec)
+        _train(ddp, torch.optim.SGD(model.parameters(), lr=0.1), range(steps), rank)
+        told = job.explain()
+        job.close()
+        return model, told
+
+    there, _ = compressed(DEVICE, "dynamic8", 3)
+    mixed, told = compressed(("cpu", DEVICE)[rank], "dynamic8", 3)
+    assert ("gradients are not in the processor's memory" + ("" if rank else " on rank 1")) in told, told
+    for ours, theirs in zip(there.parameters(), mixed.parameters(), strict=True):
+        assert torch.equal(ours.cpu(), theirs.cpu())
+    chosen, _ = compressed(("cpu", DEVICE)[rank], "auto", 7)
+    both = laconic.all_gather(torch.cat([p.detach().cpu().reshape(-1) for p in chosen.parameters()]))
+    assert torch.equal(both[0], both[1])
+
+
+def other_places_are_refused_in_a_sentence(rank: int, controls: Any) -> None:
+    model = _linear_model()
+    if rank:
+        model[0].to(DEVICE)
+        model[2].to("fakegpu:1")
+    with pytest.raises(
+        Mismatch, match="device differs: not there on rank 0; of 2, then 2 parameters a device on rank 1"
+    ):
+        laconic.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
 
 def a_model_on_the_second_device(rank: int, controls: Any) -> None:

@@ -31,6 +31,8 @@ CASES = (
     "half_precision_gradients_keep_their_type",
     "half_types_travel_in_half_the_bytes",
     "residuals_follow_the_scale_of_the_loss",
+    "ranks_with_and_without_a_device_share_buckets",
+    "other_places_are_refused_in_a_sentence",
     "a_model_on_the_second_device",
     "a_model_over_two_devices",
 )

@@ -17,7 +17,7 @@ from laconic.consistency.silenced_ddp import SilencedModels
 from laconic.errors import BadInput, UnknownName
 from laconic.exchange.hook import is_compressed
 from laconic.exchange.layout import Exemptions
-from laconic.exchange.likeness import check_alike, terms_of
+from laconic.exchange.likeness import check_alike, places_of, terms_of
 from laconic.exchange.options import DEFAULT_CODEC, Options
 from laconic.transports.world import World, current
 
@@ -129,7 +129,7 @@ def distribute(
     module = model.module if isinstance(model, DistributedDataParallel) else model
     here = given.world or current()
     terms = terms_of(module.named_parameters(), sent, given, consistency=mode, **alike)
-    check_alike("distribute", terms, here.transport)
+    check_alike("distribute", [*terms, *places_of(module.parameters(), here.transport)], here.transport)
     job = mode.install(Setup(module, inner, here, sent, given, own))
     job.attach(mode)
     silenced = SilencedModels(model, getattr(job, "no_sync", nullcontext), buffers=mode.shares_buffers)

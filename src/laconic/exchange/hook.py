@@ -22,18 +22,20 @@ from laconic.codecs import Codec
 from laconic.codecs.plans import CodecPlan
 from laconic.errors import BadInput
 from laconic.exchange.collectives import world_of
-from laconic.exchange.ddp import hook
+from laconic.exchange.ddp import hook, why_whole
 from laconic.exchange.layout import Exemptions
-from laconic.exchange.likeness import check_alike, terms_of
+from laconic.exchange.likeness import check_alike, places_of, terms_of
 from laconic.exchange.newcomers import NewcomersToDDP
 from laconic.exchange.options import DEFAULT_CODEC, Options, refuse_unsized
 from laconic.exchange.state import CompressionState
+from laconic.transports.executor import gather_texts
 from laconic.transports.world import World, current
 
 if TYPE_CHECKING:
     from laconic.exchange.dgc import DeepGradientCompression
     from laconic.exchange.fsdp import ShardedCompression
 
+_WHY_NBYTES = 128  # of a reason to send DDP's buckets
 _compressed: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
@@ -121,6 +123,7 @@ def _compress_ddp(model: DistributedDataParallel, codec: CodecPlan | None, optio
     try:
         refuse_unsized(state.buckets.choice, options.algorithm, world.transport)
         _check_alike(model.module, codec, options, world)
+        here, why = _agree_on_buckets(model, state, world)
         state.observe(model.module)
         if world.world_size > 1:
             state.resources.callback(NewcomersToDDP(model, world).close)
@@ -128,16 +131,25 @@ def _compress_ddp(model: DistributedDataParallel, codec: CodecPlan | None, optio
         state.close()  # the model stays as it was
         raise
     state.group = group
-    here = all(parameter.is_cpu for parameter in model.parameters())  # a device's waits are not on our clock
     if state.buckets.choice.learns and world.world_size > 1 and here:
         from laconic.exchange.late_hook import LateHook
 
         late = LateHook(model, state, lambda: model.register_comm_hook(state, hook))
         state.resources.callback(late.close)
     else:
-        state.stream_from(model)
+        state.stream_from(model, why)
         model.register_comm_hook(state, hook)
     return state
+
+
+def _agree_on_buckets(model: DistributedDataParallel, state: CompressionState, world: World) -> tuple[bool, str]:
+    """Whether all ranks have their gradients in the processor's memory, whose waits are on our clock; and why gradients
+    are sent in DDP's buckets, which all do if one has to: ranks with and without a device train together."""
+    here = all(parameter.is_cpu for parameter in model.parameters())
+    own = why_whole(model, state.buckets.choice)
+    said = [each.partition(" ") for each in gather_texts(f"{here} {own}", world.transport, _WHY_NBYTES, "compress")]
+    others = (f"{why} on rank {rank}" for rank, (_, _, why) in enumerate(said) if why)
+    return all(place == "True" for place, _, _ in said), own or next(others, "")
 
 
 def is_compressed(model: nn.Module) -> bool:
@@ -150,7 +162,7 @@ def _check_alike(
 ) -> None:
     """Check that all ranks compress the same model in the same way."""
     terms = terms_of(model.named_parameters(), DEFAULT_CODEC if codec is None else codec, options, **others)
-    check_alike("compress", terms, world.transport)
+    check_alike("compress", [*terms, *places_of(model.parameters(), world.transport)], world.transport)
 
 
 def _on_all_ranks(model: nn.Module) -> bool:

@@ -7,6 +7,7 @@ differ do they exchange the terms, to name the first difference.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
@@ -45,6 +46,23 @@ def terms_of(
             raise BadInput(f"parameter '{name}' is complex: {text}")
         dtype, trained = str(parameter.dtype).removeprefix("torch."), "" if parameter.requires_grad else ", frozen"
         terms.append((f"parameter {number}", f"'{name}' of {dtype} {tuple(parameter.shape)}{trained}"))
+    return terms
+
+
+def places_of(parameters: Iterable[Tensor], transport: Transport) -> Terms:
+    """List where parameters lie, as far as ranks must share it.
+
+    Ranks with and without a device train together, but gradients of two devices share no bucket. Where payloads travel
+    on a device, all ranks have theirs there, and the same kernels.
+    """
+    devices = [parameter.device for parameter in parameters]
+    runs = [len(list(run)) for _, run in itertools.groupby(devices)]
+    terms = [("device", f"of {', then '.join(map(str, runs))} parameters a device")] if len(runs) > 1 else []
+    if transport.collects:
+        from laconic.codecs.device.ways import no_kernels
+
+        kinds = ", ".join(sorted({device.type for device in devices}))
+        terms += [("device", f"{kinds} of gradients"), ("way", no_kernels(transport.device) or "by kernels")]
     return terms
 
 

@@ -19,7 +19,7 @@ from laconic.codecs.plans import CodecPlan
 from laconic.errors import BadInput
 from laconic.exchange.buckets import BucketExchange, no_sparse_momentum
 from laconic.exchange.chooser import AutoCodec, choice_for
-from laconic.exchange.ddp import DdpGradients, why_whole
+from laconic.exchange.ddp import DdpGradients
 from laconic.exchange.former import FormerBuckets, check_buckets
 from laconic.exchange.job import BucketRecord, Job, LayerForm, bucket_table, last_step_beside_ddp, layer_table
 from laconic.exchange.layout import Parameters
@@ -117,10 +117,10 @@ class CompressionState(Job):
         for name in filter(self.buckets.choice.names, self.buckets.matrices.names()):
             self.buckets.matrices.of(name).observe(model, self.buckets.parameters.names)
 
-    def stream_from(self, ddp: DistributedDataParallel) -> None:
-        """Send gradients as backward makes them, if possible; else in DDP's buckets."""
-        self._why_whole = why_whole(ddp, self.buckets.choice)
-        if not self._why_whole:
+    def stream_from(self, ddp: DistributedDataParallel, why_whole: str) -> None:
+        """Send gradients as backward makes them, or, where there is a reason, in DDP's buckets."""
+        self._why_whole = why_whole
+        if not why_whole:
             self.sink = DdpGradients(ddp, self.buckets, self.stream)
             self.resources.callback(self.sink.close)
 
