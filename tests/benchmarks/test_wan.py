@@ -148,3 +148,18 @@ def test_a_file_of_something_else_and_an_unknown_part_are_refused(
     with pytest.raises(SystemExit):
         main(["wan", "--part", "speed"])
     assert "losses, planner, steps" in capsys.readouterr().err
+
+
+def test_the_chart_has_a_line_for_each_configuration_over_the_rates(
+    made: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made["steps"]["b"] = _steps("100mbit,40ms", {tables.OVERLAPPED: 0.1, tables.DDP: 1.2}, 0.1)
+    record, target = tmp_path / "wan.json", tmp_path / "wan.svg"
+    record.write_text(json.dumps(made))
+    words = ["chart-wan", "--workload", "w", "--record", str(record), "--output", str(target)]
+    assert "wrote" in printed(capsys, *words)
+    drawn = target.read_text()
+    assert all(name in drawn for name in (tables.OVERLAPPED, "DDP on an infinite network", "after 20 steps"))
+    with pytest.raises(SystemExit):
+        main([*words, "--workload", "other"])
+    assert "no time to a loss of 'other' is known" in capsys.readouterr().err

@@ -43,8 +43,8 @@ def test_all_pages_have_commands() -> None:
 
 @pytest.mark.parametrize(("page", "link"), [("run.md", "100mbit"), ("across-sites.md", "20mbit,40ms")])
 def test_the_added_lines_work(page: str, link: str, tmp_path: Path) -> None:
-    """The block is a patch: lines without a sign are the script's."""
-    (block,) = re.findall(r"^```diff\n(.*?)^```", PAGES[page], re.M | re.S)
+    """The page's first block is a patch: lines without a sign are the script's."""
+    block, *_ = re.findall(r"^```diff\n(.*?)^```", PAGES[page], re.M | re.S)
     kept = [line[1:] for line in block.splitlines() if line.startswith(" ")]
     added = [line[1:] for line in block.splitlines() if line.startswith("+")]
     text = EXAMPLE.read_text()

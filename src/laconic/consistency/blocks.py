@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -29,6 +29,9 @@ from laconic.errors import BadInput, UnknownName
 from laconic.specs import spec_of
 from laconic.storage.form import check_like
 from laconic.transports.base import Transport
+
+if TYPE_CHECKING:
+    from laconic.consistency.mode_plan import ModePlan
 
 STATES = ("keep", "average", "forget")
 
@@ -213,6 +216,7 @@ class BlockAgreement(OwnWeights):
 
     Attributes:
         levels: who agrees with whom.
+        planned: the modes by their first steps, of which `mode` is the one in force; None where it stays the same.
         moved: steps made since each fragment's block began.
     """
 
@@ -223,6 +227,7 @@ class BlockAgreement(OwnWeights):
         super().__init__(setup)
         self.resources.callback(levels.close)
         self.mode = mode
+        self.planned: ModePlan | None = setup.own.get("planned")
         self.site_gradients: SiteGradients | None = None
         self.site_codec = str(setup.own.get("site_codec", "none"))
         if levels.size > 1:
@@ -282,7 +287,14 @@ class BlockAgreement(OwnWeights):
                     self._send(fragment)
         if self.blocks.made == self.mode.period:
             self.blocks.made = 0
+            if self.planned is not None:
+                self._go_by(self.planned.at(self.step + 1))
         self.settle()
+
+    def _go_by(self, mode: BlockMode) -> None:
+        """Begin a period by `mode`, which differs from the last in its period and outer steps only."""
+        self.mode = self.blocks.mode = mode
+        self.fragments = fragments_of(self.weights.parameters, mode.fragments, mode.period)
 
     def _send(self, fragment: Fragment) -> None:
         """End a fragment's block: average it now, or in the background of the next steps."""
@@ -357,8 +369,9 @@ class BlockAgreement(OwnWeights):
 
     def explain(self) -> str:
         levels = f"\n{self._levels_in_words()}" if self.levels.size > 1 else ""
+        plan = "" if self.planned is None else f"\nplanned: {self.planned}"
         outer = "" if self.outer is None else f"\nouter steps are those of {type(self.outer).__name__}, as given"
-        return f"{self.mode.spelled_out(self.sent_by)}{outer}{levels}\n\n{super().explain()}"
+        return f"{self.mode.spelled_out(self.sent_by)}{plan}{outer}{levels}\n\n{super().explain()}"
 
     def _levels_in_words(self) -> str:
         """Who exchanges what with whom, and what has crossed between sites."""
@@ -376,7 +389,8 @@ class BlockAgreement(OwnWeights):
     def state_dict(self) -> dict[str, Any]:
         self.under_way.wait()  # before its residuals are saved
         sites = {"sites": list(self.levels.numbers)} if self.levels.size > 1 else {}
-        return {**super().state_dict(), "moved": list(self.moved), **sites}
+        planned = {} if self.planned is None else {"mode": str(self.mode)}
+        return {**super().state_dict(), "moved": list(self.moved), **sites, **planned}
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         sites = state.get("sites", list(range(self.world.world_size))) if isinstance(state, Mapping) else None
@@ -384,11 +398,15 @@ class BlockAgreement(OwnWeights):
             raise BadInput(f"the state is of a job with sites {sites}, this one's are {list(self.levels.numbers)}")
         super().check_state(state)
         check_like(state, {"moved": self.moved}, "the state of the fragments")
+        if self.planned is not None and self.planned.named(state.get("mode")) is None:
+            raise BadInput(f"the state is of a job by '{state.get('mode')}', and none of {self.planned} is that")
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.under_way.wait()
         super().load_state_dict(state)
         self.moved = [int(moved) for moved in state["moved"]]
+        if self.planned is not None and (mode := self.planned.named(state["mode"])) is not None:
+            self._go_by(mode)
 
 
 def _listed(ranks: Sequence[int]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Never, Protocol
 
@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from laconic.codecs.plans import CodecPlan
 from laconic.consistency.base import INSTALLED, MASTERS, Agreement, Mode, Setup, build
+from laconic.consistency.mode_plan import ModePlan
 from laconic.consistency.outer import OuterFactory, named
 from laconic.consistency.silenced_ddp import SilencedModels
 from laconic.errors import BadInput, UnknownName
@@ -39,7 +40,7 @@ def distribute(
     optimizer: torch.optim.Optimizer,
     *,
     codec: CodecPlan | None = None,
-    consistency: str | Mode = "sync",
+    consistency: str | Mode | Mapping[int, str | Mode] = "sync",
     world: World | None = None,
     plan: PlannedTraining | None = None,
     quality: str | None = None,
@@ -68,7 +69,8 @@ def distribute(
         optimizer: any optimiser of the model's parameters, or what wraps one, as Accelerate does.
         codec: a spec such as "topk(0.01)", {first step: spec}, or a function of the step. None: what the mode is a
             preset for, or `DEFAULT_CODEC`, where it sends anything through a codec.
-        consistency: when workers agree: a spec such as "sync" or "local(8)"; see `laconic.consistency.names()`.
+        consistency: when workers agree: a spec such as "sync" or "local(8)"; see `laconic.consistency.names()`. Modes
+            of blocks may follow a plan, {0: "diloco(20)", 1000: "diloco(100)"}, of periods and outer steps.
         world: where to communicate; the default world when None.
         plan: what `laconic.plan` chose, in place of codec and consistency.
         quality, algorithm, exempt, feedback, feedback_decay, momentum, hosts, message_nbytes, overlap: of the exchange,
@@ -105,7 +107,8 @@ def distribute(
         if codec is not None or consistency != "sync":
             raise BadInput("a plan says codec and consistency: leave these two out, or the plan")
         codec, consistency = plan.distribute["codec"], plan.distribute["consistency"]
-    mode = consistency if isinstance(consistency, Mode) else build(str(consistency))
+    planned = ModePlan(consistency) if isinstance(consistency, Mapping) else None
+    mode = planned.first if planned else consistency if isinstance(consistency, Mode) else build(str(consistency))
     if hasattr(inner, INSTALLED):
         raise BadInput("this optimiser is distributed already")
     _refuse_others(model)
@@ -118,6 +121,8 @@ def distribute(
     }  # fmt: skip
     own = {name: options.pop(name) for name in mode.own_options if name in options}
     own |= _of_sites(mode, sites, site_codec) | _of_masters(mode, masters)
+    if planned is not None:
+        own["planned"] = planned
     alike = {**own}
     if outer is not None:
         if "outer" not in mode.own_options:

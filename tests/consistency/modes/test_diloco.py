@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import re
 import threading
 from typing import Any
 
@@ -114,7 +115,7 @@ OVERLAPPED = "diloco(8, fragments=3, delay=2, mix=0.25)"
 UNDER_WAY = {7: -1, 8: 0, 9: 0, 10: 1, 11: 1, 12: -1}  # which fragment, after how many steps
 
 
-def _job(world: World, spec: str, codec: str, dtype: torch.dtype = torch.float32, outer: Any = None) -> Any:
+def _job(world: World, spec: Any, codec: str, dtype: torch.dtype = torch.float32, outer: Any = None) -> Any:
     model = copy.deepcopy(NETWORK).to(dtype)
     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.5)
     return laconic.distribute(model, optimizer, consistency=spec, codec=codec, world=world, outer=outer)
@@ -329,6 +330,62 @@ def test_an_outer_optimiser_that_cannot_be_gets_one_sentence() -> None:
     ):
         with laconic.init() as world, pytest.raises(BadInput, match=sentence):
             _job(world, spec, "none", outer=outer)
+
+
+PLAN: dict[int, str] = {0: "diloco(4, fragments=2, delay=1)", 6: "diloco(8, fragments=2, delay=1, learning_rate=0.3)"}
+
+
+def test_a_plan_changes_period_and_outer_steps_when_a_period_has_ended() -> None:
+    def work(transport: Any) -> list[str]:
+        job = _job(World(transport), {0: "diloco(4)", 6: "diloco(6, learning_rate=0.3)"}, "none")
+        _train(job, range(21))
+        sent = [str(number + 1) for number, record in enumerate(job.records) if record.sent_nbytes]
+        said = job.explain()
+        job.close()
+        return [*sent, said]
+
+    *sent, said = run_threads(2, work, timeout_s=60)[0]
+    assert sent == ["4", "8", "14", "20"]
+    assert "planned: diloco(4) from step 0, diloco(6, learning_rate=0.3) from step 6" in said
+    assert said.startswith("diloco(6, fragments=1")
+
+
+def test_a_planned_mode_is_the_two_one_after_the_other_and_resumes_to_the_bit() -> None:
+    def work(transport: Any) -> list[Tensor]:
+        whole, half, plain = (_job(World(transport), each, "dynamic8") for each in (PLAN, PLAN, PLAN[0]))
+        for job in (whole, plain):
+            _train(job, range(8))
+        begun = torch.equal(_flat(whole.model), _flat(plain.model))
+        _train(whole, range(8, 11))
+        half.model.load_state_dict(copy.deepcopy(whole.model.state_dict()))
+        half.optimizer.load_state_dict(copy.deepcopy(whole.optimizer.state_dict()))
+        assert begun
+        assert str(half.mode) == PLAN[6]
+        for job in (whole, half):
+            _train(job, range(11, 30))
+        plain.close()
+        return [_ended(whole), _ended(half)]
+
+    rows = [row for rank in run_threads(2, work, timeout_s=60) for row in rank]
+    assert all(torch.equal(row, rows[0]) for row in rows)
+
+
+def test_a_plan_that_cannot_be_gets_one_sentence() -> None:
+    for plan, sentence in (
+        ({5: "diloco(8)"}, "a plan of modes has an entry for step 0"),
+        ({}, "a plan of modes has an entry for step 0"),
+        ({0: "diloco(8)", 9: "local(4)"}, "'local(4)' differs from 'diloco(8)' in more"),
+        ({0: "diloco(8)", 9: "diloco(8, delay=2)"}, "differs from 'diloco(8)' in more"),
+        ({0: "sync"}, "for those with a period, such as diloco and local, not for 'sync'"),
+        ({0: "once"}, "not for 'once'"),
+    ):
+        with laconic.init() as world, pytest.raises(BadInput, match=re.escape(sentence)):
+            _job(world, plan, "none")
+    with laconic.init() as world:
+        job = _job(world, PLAN, "none")
+        with pytest.raises(BadInput, match="the state is of a job by 'diloco"):
+            job.load_state_dict({**job.state_dict(), "mode": "diloco(99)"})
+        job.close()
 
 
 def test_ranks_with_other_outer_optimisers_are_told_so() -> None:
