@@ -96,6 +96,11 @@ class Mode(ABC):
         return None
 
     @property
+    def plannable(self) -> bool:
+        """Whether its period and outer steps may follow a plan (`mode_plan.py`)."""
+        return False
+
+    @property
     def shares_buffers(self) -> bool:
         """Whether a DDP model still broadcasts rank 0's buffers before each forward, a collective of all ranks."""
         return False

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -23,15 +23,13 @@ from laconic.consistency.averaging import WEIGHT_OPTIONS, OwnWeights
 from laconic.consistency.base import Mode, Setup, check_whole
 from laconic.consistency.fragments import WHOLE, Fragment, UnderWay, fragments_of
 from laconic.consistency.master_weights import FlatWeights
+from laconic.consistency.mode_plan import ModePlan
 from laconic.consistency.outer import OuterFactory, OuterOptimizer
 from laconic.consistency.site_levels import SiteGradients, SiteLevels, SiteShares
 from laconic.errors import BadInput, UnknownName
 from laconic.specs import spec_of
 from laconic.storage.form import check_like
 from laconic.transports.base import Transport
-
-if TYPE_CHECKING:
-    from laconic.consistency.mode_plan import ModePlan
 
 STATES = ("keep", "average", "forget")
 
@@ -77,6 +75,10 @@ class BlockMode(Mode):
     def alone(self) -> bool:
         """Whether a single worker merges its blocks, too."""
         return False
+
+    @property
+    def plannable(self) -> bool:
+        return self.period is not None
 
     @property
     def lead(self) -> int | None:
@@ -291,8 +293,9 @@ class BlockAgreement(OwnWeights):
                 self._go_by(self.planned.at(self.step + 1))
         self.settle()
 
-    def _go_by(self, mode: BlockMode) -> None:
+    def _go_by(self, mode: Mode) -> None:
         """Begin a period by `mode`, which differs from the last in its period and outer steps only."""
+        assert isinstance(mode, BlockMode)  # as all of a plan are
         self.mode = self.blocks.mode = mode
         self.fragments = fragments_of(self.weights.parameters, mode.fragments, mode.period)
 

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 
 from laconic.consistency.base import Mode, build
-from laconic.consistency.blocks import BlockMode
 from laconic.errors import BadInput
 
 MAY_CHANGE = ("period", "learning_rate", "momentum")
@@ -30,10 +29,10 @@ class ModePlan:
     def __init__(self, plan: Mapping[int, str | Mode]) -> None:
         if not plan or not all(type(step) is int and step >= 0 for step in plan) or min(plan) != 0:
             raise BadInput("a plan of modes has an entry for step 0, e.g. {0: 'diloco(20)', 1000: 'diloco(100)'}")
-        self._table: list[tuple[int, BlockMode]] = []
+        self._table: list[tuple[int, Mode]] = []
         for step, given in sorted(plan.items()):
             mode = given if isinstance(given, Mode) else build(given)
-            if not isinstance(mode, BlockMode) or mode.period is None:
+            if not mode.plannable:
                 raise BadInput(
                     f"a plan of modes is for those with a period, such as diloco and local, not for '{mode}'"
                 )
@@ -45,15 +44,15 @@ class ModePlan:
                 raise BadInput(f"{text}, and '{mode}' differs from '{first}' in more")
 
     @property
-    def first(self) -> BlockMode:
+    def first(self) -> Mode:
         """The mode that training begins with."""
         return self._table[0][1]
 
-    def at(self, step: int) -> BlockMode:
+    def at(self, step: int) -> Mode:
         """The mode that is planned for `step`."""
         return next(mode for first, mode in reversed(self._table) if first <= step)
 
-    def named(self, spec: object) -> BlockMode | None:
+    def named(self, spec: object) -> Mode | None:
         """The mode with this spec, if it is one of the plan's."""
         return next((mode for _, mode in self._table if str(mode) == spec), None)
 
@@ -61,7 +60,7 @@ class ModePlan:
         return ", ".join(f"{mode} from step {step}" for step, mode in self._table)
 
 
-def _fixed(mode: BlockMode, first: BlockMode) -> BlockMode:
+def _fixed(mode: Mode, first: Mode) -> Mode:
     """`mode` with what may change as `first` has it."""
     changed = {each.name: getattr(first, each.name) for each in fields(mode) if each.name in MAY_CHANGE}  # type: ignore[arg-type]
     return replace(mode, **changed)  # type: ignore[type-var]
