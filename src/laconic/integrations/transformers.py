@@ -6,7 +6,7 @@ checkpoint, goes on from them, and adds what was sent to the Trainer's own logs.
 
 from __future__ import annotations
 
-import gc
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,7 @@ class LaconicCallback(TrainerCallback):
         """Compress what the Trainer has wrapped, and go on from its checkpoint."""
         if not dist.is_initialized() or dist.get_world_size() == 1:
             return
+        self._close()  # of a training that ended in an exception, of which the Trainer tells nobody
         trainer = self._trainer()
         others = [each for each in trainer.callback_handler.callbacks if each is not self]
         trainer.callback_handler.callbacks[:] = [self, *others]  # first, so that loggers see what it adds
@@ -84,13 +85,18 @@ class LaconicCallback(TrainerCallback):
         """Leave the model as trained, and train alone again."""
         if self.job is not None:
             self.job.finish()
-            self.job.close()
-            self.job = None
+            self._close()
+
+    def _close(self) -> None:
+        job, self.job = self.job, None
+        if job is not None:
+            job.close()
 
     def _trainer(self) -> Trainer:
-        """The Trainer of this callback: it tells callbacks neither of itself nor of the model it has wrapped."""
-        for each in gc.get_objects():
-            if issubclass(type(each), Trainer) and self in each.callback_handler.callbacks:
-                found: Trainer = each
+        """The Trainer that calls this: it tells callbacks neither of itself nor of the model it has wrapped."""
+        frame = sys._getframe()
+        while (caller := frame.f_back) is not None:
+            frame, found = caller, caller.f_locals.get("self")
+            if isinstance(found, Trainer) and self in found.callback_handler.callbacks:
                 return found
         raise BadInput("this callback belongs to no Trainer; give it as Trainer(callbacks=[…]) or by add_callback")
