@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import queue
+import signal
 import subprocess
 import sys
 import tempfile
@@ -15,6 +16,7 @@ import pytest
 
 from tests.device import fake_device
 
+ENDED = "the process ended: {}"
 PATIENCE_S = 120.0
 AFTER_AN_ERROR_S = 10.0  # for the other rank, which may wait for the one that failed
 
@@ -25,8 +27,8 @@ class Ranks:
     def __init__(self) -> None:
         self._processes: list[subprocess.Popen[str]] = []
 
-    def run(self, module: str, case: str) -> None:
-        """Run a case on both ranks; fails with what went wrong on either."""
+    def run(self, module: str, case: str, killed: int | None = None) -> None:
+        """Run a case on both ranks; fails with what went wrong on either, or if the one to be `killed` lives on."""
         if not self._processes:
             self._start()
         answers: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
@@ -43,10 +45,13 @@ class Ranks:
             except queue.Empty:
                 failures.append(f"{case} did not end on the other rank in {patience_s:g} s")
                 break
+            if rank == killed:
+                answer = None if answer == ENDED.format(-signal.SIGKILL) else f"it was to be killed: {answer}"
             if answer is not None:
                 failures.append(f"rank {rank}: {answer}")
-        if failures:
+        if failures or killed is not None:
             self.close()  # whatever the case left must not meet the next one
+        if failures:
             pytest.fail("\n".join(failures), pytrace=False)
 
     def _start(self) -> None:
@@ -66,7 +71,7 @@ class Ranks:
     def _listen(rank: int, process: subprocess.Popen[str], answers: queue.SimpleQueue[tuple[int, Any]]) -> None:
         assert process.stdout is not None
         line = process.stdout.readline()
-        answers.put((rank, json.loads(line) if line else f"the process ended: {process.wait()}"))
+        answers.put((rank, json.loads(line) if line else ENDED.format(process.wait())))
 
     def close(self) -> None:
         """End the processes."""

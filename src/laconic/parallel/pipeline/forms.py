@@ -36,6 +36,7 @@ class ConstantForm:
 
 
 Forms = dict[str, TensorForm | ConstantForm]
+_CPU = torch.device("cpu")
 
 
 class Outline:
@@ -45,6 +46,8 @@ class Outline:
         self._mode = FakeTensorMode()
         self._module = fx.GraphModule(_mapped(model, self._mode.from_tensor), graph)
         self._known: dict[Any, Forms] = {}
+        first = next((each.device for each in model.parameters()), _CPU)
+        self._device = _CPU if first.type == "meta" else first
 
     def forms(self, inputs: Sequence[Tensor], names: Sequence[str]) -> Forms:
         """The forms of the values called `names`, where the model is given tensors of the inputs' shapes.
@@ -52,7 +55,8 @@ class Outline:
         Raises:
             BadInput: the model does not take such inputs, or its shapes depend on values.
         """
-        autocast = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu")
+        kind = self._device.type
+        autocast = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind)
         key = (autocast, *((tuple(each.shape), each.dtype) for each in inputs))
         if key not in self._known:
             self._known[key] = self._found(inputs, names)
@@ -70,7 +74,7 @@ class Outline:
 
         try:
             with self._mode, torch.enable_grad(), torch.random.fork_rng(devices=[]):
-                given = [torch.empty(each.shape, dtype=each.dtype) for each in inputs]
+                given = [torch.empty(each.shape, dtype=each.dtype, device=self._device) for each in inputs]
                 Recorder(self._module).run(*given)
         except BadInput:
             raise
