@@ -42,6 +42,26 @@ def part(total: int, index: int, parts: int) -> tuple[int, int]:
     return total * index // parts, total * (index + 1) // parts
 
 
+Parts = int | tuple[int, ...]  # how many equal shares, or the weight of each share
+
+
+def weighted_part(total: int, index: int, parts: Parts) -> tuple[int, int]:
+    """As `part`; with weights, shares are as large as these say.
+
+    >>> [weighted_part(10, index, (4, 1)) for index in range(2)]
+    [(0, 8), (8, 10)]
+    """
+    if isinstance(parts, int):
+        return part(total, index, parts)
+    before, weight = sum(parts[:index]), sum(parts)
+    return total * before // weight, total * (before + parts[index]) // weight
+
+
+def count(parts: Parts) -> int:
+    """The number of shares."""
+    return parts if isinstance(parts, int) else len(parts)
+
+
 @dataclass(frozen=True)
 class EpochOrder:
     """The order of one epoch.
@@ -90,8 +110,10 @@ class EpochOrder:
     def indices(self, step: int, rank: int = 0, world_size: int = 1) -> Tensor:
         """The sample numbers rank `rank` of `world_size` uses at `step`; empty when ranks outnumber samples."""
         if not 0 <= step < self.steps:
-            raise BadInput(f"an epoch of {self.samples} samples in batches of {self.batch} has steps 0 to "
-                           f"{self.steps - 1}, got {step}")
+            raise BadInput(
+                f"an epoch of {self.samples} samples in batches of {self.batch} has steps 0 to "
+                f"{self.steps - 1}, got {step}"
+            )
         if not 0 <= rank < world_size:
             raise BadInput(f"rank {rank} is not one of {world_size} ranks")
         first, last = part(self.samples, step, self.steps)
@@ -142,11 +164,11 @@ class SampleLedger:
         """Samples of this epoch that no committed step has used."""
         return self.samples - self._cursor + len(self._left)
 
-    def shares(self, parts: int) -> list[Tensor]:
+    def shares(self, parts: Parts) -> list[Tensor]:
         """The sample numbers of the next step, divided among `parts` members; empty ones when these outnumber them."""
         return self.block(parts, 1)[0]
 
-    def block(self, parts: int, steps: int) -> list[list[Tensor]]:
+    def block(self, parts: Parts, steps: int) -> list[list[Tensor]]:
         """The shares of each of the next `steps` steps, or of fewer where the epoch ends before.
 
         >>> [[len(share) for share in shares] for shares in SampleLedger(10, 4).block(2, 8)]
@@ -154,24 +176,27 @@ class SampleLedger:
         """
         return [[self._order[places] for places in divided] for divided in self._places(parts, steps)]
 
-    def commit(self, parts: int, included: Collection[int], steps: int = 1) -> None:
+    def commit(self, parts: Parts, included: Collection[int], steps: int = 1) -> None:
         """The next step, or block, divided among `parts` members, is committed with the shares of the `included`."""
         block = self._places(parts, steps)
         taken = sum(len(share) for divided in block for share in divided)
         first_new = min(taken, len(self._left))
-        dropped = [divided[index].tolist() for divided in block for index in range(parts) if index not in included]
+        dropped = [
+            divided[index].tolist() for divided in block for index in range(count(parts)) if index not in included
+        ]
         self._left = sorted(itertools.chain(*dropped, self._left[first_new:]))
         self._cursor += taken - first_new
         if self.remaining == 0:
             self._begin(self.epoch + 1)
 
-    def _places(self, parts: int, most: int) -> list[list[Tensor]]:
+    def _places(self, parts: Parts, most: int) -> list[list[Tensor]]:
         """Places in the permutation, by step and member: first those that are left, then new ones."""
         sizes = self._sizes(most)
         again = torch.tensor(self._left[: sum(sizes)], dtype=torch.int64)
         new = torch.arange(self._cursor, self._cursor + sum(sizes) - len(again))
         block = torch.split(torch.cat([again, new]), sizes)
-        return [[step[slice(*part(len(step), index, parts))] for index in range(parts)] for step in block]
+        members = range(count(parts))
+        return [[step[slice(*weighted_part(len(step), index, parts))] for index in members] for step in block]
 
     def _sizes(self, most: int) -> list[int]:
         """How many samples each of the next `most` steps takes, or of fewer where the epoch ends before."""

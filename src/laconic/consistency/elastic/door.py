@@ -69,7 +69,7 @@ def parts_of(
         BlockWork(replica, way, relative=not codec.exact) if isinstance(way, BlockMode) else StepWork(replica)
     )
     rule = ruled(way) if isinstance(way, Robust) else None
-    if rule is None and not options.drop_slowest:
+    if rule is None and not options.leaves_out:
         return work, Exchanged(codec, replica.coded_numel, replica.numel, options.algorithm, way.feedback_decay)
     if codec.exact:
         return work, Exact(replica.numel, rule or weighted_mean, believes=rule is None)
@@ -80,6 +80,8 @@ def terms_of(way: Way, codec: Codec, options: ElasticOptions) -> str:
     """List what all members must share besides model, optimiser and data; defaults are left out."""
     terms = ("" if way == Sync() else f", by {way}") + ("" if codec.exact else f", through {codec}")
     terms += f", without the {options.drop_slowest} slowest" if options.drop_slowest else ""
+    terms += f", with a quorum of {options.quorum}" if options.quorum else ""
+    terms += f", shares by {options.shares}" if options.shares != "equal" else ""
     return terms + (f", exchanged by {options.algorithm}" if options.algorithm != "auto" else "")
 
 
@@ -112,6 +114,9 @@ def elastic(
     scheduler: LRScheduler | None = None,
     workers: int = 1,
     drop_slowest: int = 0,
+    quorum: int = 0,
+    grace_s: float = 0.0,
+    shares: str = "equal",
     patience_s: float = 5.0,
     silence_s: float = 1.5,
     outage_s: float = 300.0,
@@ -126,8 +131,9 @@ def elastic(
 
     Cost of a step, or of a block: that of the all-reduce, 2·(P − 1)/P of a payload each way by most algorithms, and
     three small messages between each worker and the coordinator, which is the longest-standing one. With a robust rule
-    or `drop_slowest` the coordinator receives and sends P − 1 payloads, and every other worker one. A view change costs
-    a text at the meeting place and a round of small messages; a newcomer also the state, sent by one peer.
+    or `drop_slowest`, or a quorum, the coordinator receives and sends P − 1 payloads, and every other worker one. A
+    view change costs a text at the meeting place and a round of small messages; a newcomer loads
+    the state before, in chunks from all.
 
     Args:
         model: parameters float32, bfloat16 or float16, on any device; all workers must build the same shapes.
@@ -142,7 +148,8 @@ def elastic(
             makes of all gradients at the coordinator, which is trusted (`workers` must be enough for f); "local(8)",
             "block_momentum(8)" or "diloco(100)", the weights after a block of steps that each worker makes alone, which
             is then what is committed, or made again.
-        workers, drop_slowest, patience_s, silence_s, outage_s, algorithm: see `ElasticOptions`.
+        workers, drop_slowest, quorum, grace_s, shares: see `ElasticOptions`, also for what follows.
+        patience_s, silence_s, outage_s, algorithm: how long to wait, and how vectors travel.
         unknown: always empty; an unknown name is refused, and the error suggests the nearest one.
 
     Raises:
@@ -172,8 +179,8 @@ def elastic(
         dropped by `drop_slowest` are computed again from the same samples later, not lost; blocks end with the epoch.
     """
     given = ElasticOptions.of({
-        "workers": workers, "drop_slowest": drop_slowest, "patience_s": patience_s, "silence_s": silence_s,
-        "outage_s": outage_s, "algorithm": algorithm, **unknown,
+        "workers": workers, "drop_slowest": drop_slowest, "quorum": quorum, "grace_s": grace_s, "shares": shares,
+        "patience_s": patience_s, "silence_s": silence_s, "outage_s": outage_s, "algorithm": algorithm, **unknown,
     })  # fmt: skip
     if codec == "auto":
         raise BadInput("codec 'auto' is chosen by links between ranks that stay; name a codec for elastic")

@@ -21,11 +21,13 @@ from laconic.consistency.elastic.line import Line, NewView
 from laconic.consistency.elastic.meeting import View
 from laconic.consistency.elastic.membership import Membership
 from laconic.consistency.elastic.messages import MemberKind, MemberMessage
+from laconic.consistency.elastic.progress import pace_text, read_paces
 from laconic.consistency.elastic.vectors import Collected, Mean, Occasion, Offer, Unreadable, collect
 from laconic.consistency.elastic.view_transport import ViewTransport
 from laconic.consistency.elastic.watch import TICK_S, MemberWatch, Standing
 from laconic.errors import PayloadError
 from laconic.transports.liveness import LostPeer
+from laconic.workloads.order import Parts
 
 WORD_S = 0.1  # how often a member that waits in an exchange says so: who says nothing at all is lost
 
@@ -37,6 +39,7 @@ class Group:
         self._membership = membership
         self.wire, self.deadline, self.options = membership.wire, membership.deadline, membership.options
         self._committed_at = self._spoken_at = 0.0
+        self.pace = 0  # nanoseconds that a sample takes here; 0: unknown
         self._transport: ViewTransport | None = None
 
     # its member
@@ -123,7 +126,7 @@ class Group:
         return None
 
     def _missed(self) -> Mean | None:
-        loses = self.options.drop_slowest or self.standing.at_stake
+        loses = self.options.leaves_out or self.standing.at_stake
         if self.watch.is_coordinator:
             if self.standing.at_stake:
                 self.watch.look_after()
@@ -138,10 +141,10 @@ class Group:
             if is_mean and loses and not isinstance(self.wire, Exchanged):
                 return self._mean(self.wire, message)
 
-    def note(self, mean: Mean, parts: int) -> None:
+    def note(self, mean: Mean, parts: Parts) -> None:
         """Keep an agreed mean for newcomers that load the state, before it is applied."""
         ids = [self.view.ids[place] for place in mean.included]
-        about = {"parts": parts, "included": list(mean.included), "ids": ids}
+        about = {"parts": parts, "included": list(mean.included), "ids": ids, "paces": list(mean.paces.items())}
         self.watch.handover.agreed(self.standing.step, mean.values, about)
 
     def _announce_keeping(self) -> None:
@@ -173,11 +176,18 @@ class Group:
         if watch.is_coordinator:
             self._until(lambda: all(progress.ready.get(member) == step for member in watch.others))
             self._announce_keeping()
-            watch.say(MemberKind.COMMIT)
+            watch.say(MemberKind.COMMIT, text=pace_text(self._paces()))
         else:
-            watch.say(MemberKind.READY)
+            watch.say(MemberKind.READY, self.pace)
             self._until(lambda: progress.committed == step)
-        return Mean(values, tuple(range(len(self.view.ids))))
+        return Mean(values, tuple(range(len(self.view.ids))), self._paces())
+
+    def _paces(self) -> dict[int, int]:
+        """What the coordinator knows of all members' speed; nothing where shares are equal."""
+        if self.options.shares != "speed":
+            return {}
+        own = {self.watch.id: self.pace} if self.watch.is_coordinator else {}
+        return {member: pace for member, pace in (self.line.progress.paces | own).items() if pace}
 
     def _until(self, done: Callable[[], bool]) -> None:
         """Wait in an exchange until `done`; raises NewView if a member is lost."""
@@ -226,7 +236,7 @@ class Group:
 
     def _contribute(self, wire: Collected, samples: int, occasion: Occasion) -> Mean:
         """A member's part of a step."""
-        self.watch.say(MemberKind.GRADIENT, samples, body=wire.offer(samples, occasion))
+        self.watch.say(MemberKind.GRADIENT, samples, body=wire.offer(samples, occasion), text=str(self.pace))
         while True:
             answer = self.watch.hear(2 * self.watch.limit_s)
             if answer.kind is MemberKind.MEAN and answer.step == self.standing.step:
@@ -238,16 +248,16 @@ class Group:
         except PayloadError as error:
             what = f"the mean of step {message.step} from worker {message.sender}"
             raise PayloadError(f"[worker {self.watch.id}] {what} cannot be read: {error}") from None
-        return Mean(values, tuple(place for place in range(len(self.view.ids)) if message.detail >> place & 1))
+        included = tuple(place for place in range(len(self.view.ids)) if message.detail >> place & 1)
+        return Mean(values, included, read_paces(message.text))
 
     def _collect(self, wire: Collected, samples: int, occasion: Occasion) -> Mean:
         """The coordinator's part of a step."""
         watch, step, ids = self.watch, self.standing.step, self.view.ids
-        needed = max(1, len(ids) - self.options.drop_slowest)
+        needed = self.options.needed(len(ids))
         own, limit_s = {watch.id: Offer(watch.id, samples, None)}, watch.limit_s
-        offers = collect(
-            ids, needed, lambda: self.line.offers_for(step) | own, lambda missing: watch.wait_for(missing, limit_s)
-        )
+        came = lambda: self.line.offers_for(step) | own  # noqa: E731
+        offers = collect(ids, needed, came, lambda missing: watch.wait_for(missing, limit_s), self.options.grace_s)
         included = [offer.member for offer in offers]
         try:
             body, values = wire.combine(offers, occasion, len(watch.others))
@@ -255,8 +265,8 @@ class Group:
             watch.propose([LostPeer(error.member, watch.id, str(error))])
         self._announce_keeping()
         if body is not None:
-            watch.say(MemberKind.MEAN, watch.bits(included), body=body)
-        return Mean(values, tuple(map(ids.index, included)))
+            watch.say(MemberKind.MEAN, watch.bits(included), body=body, text=pace_text(self._paces()))
+        return Mean(values, tuple(map(ids.index, included)), self._paces())
 
     # the end of a step
 

@@ -6,6 +6,7 @@ import contextlib
 import socket
 import time
 import warnings
+from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from laconic.consistency.elastic.watch import MemberWatch, Standing
 from laconic.errors import BadInput
 from laconic.exchange.job import Job, StepRecord
 from laconic.storage.form import check_like
+from laconic.workloads.order import Parts
 
 RECENT = 20  # steps that a status is taken from
 
@@ -61,6 +63,7 @@ class ElasticJob(Job):
         self.model, self.optimizer = replica.model, replica.optimizer
         self.finished, self.is_over, self.rejoined = False, False, 0
         self._reported_at = 0.0
+        self._given, self._paces = (0, 0), deque[int](maxlen=9)  # when a batch was given, and its size; ns a sample
         self._parts = 0  # into how many shares the step under way is divided
         self._is_due = False  # a batch was given, for which step() has not been called
         self.records: list[StepRecord] = []
@@ -99,8 +102,8 @@ class ElasticJob(Job):
                 self._report(group, is_last=self.finished)
                 continue
             self._parts = group.standing.parts or (self._parts if work.made else len(group.view.ids))
-            share = work.share(self._parts, group.watch.place)
-            self._is_due = True
+            share = work.share(self._division(), group.watch.place)
+            self._is_due, self._given = True, (time.perf_counter_ns(), len(share))
             if len(share):
                 yield share
             else:
@@ -117,6 +120,7 @@ class ElasticJob(Job):
         if group is None or not self._is_due:
             raise BadInput("step() belongs into the loop over batches(), once for each batch")
         self._is_due = False
+        self._measure()
         begun, sent, waited = time.perf_counter(), group.line.sent_nbytes, 0.0
         number = group.watch.steps + work.made
         agrees = work.step()
@@ -129,7 +133,7 @@ class ElasticJob(Job):
                     return False
                 work.write(self._wire.values)
             waited = time.perf_counter() - begun
-            if self._options.drop_slowest:
+            if self._options.leaves_out:
                 self._wire.renew()  # a dropped one may still be on its way
             rejoined = self.rejoined
             if not self._commit(mean):
@@ -178,6 +182,17 @@ class ElasticJob(Job):
             if group is not None:
                 group.watch.say_busy(False)
 
+    def _division(self) -> Parts:
+        """How the samples of the step under way are divided."""
+        return self._work.division(self._present().view.ids[: self._parts])
+
+    def _measure(self) -> None:
+        """Note how long a sample takes here, for shares by speed: the median of the last steps."""
+        at, samples = self._given
+        if samples:
+            self._paces.append(max(1, (time.perf_counter_ns() - at) // samples))
+            self._present().pace = sorted(self._paces)[len(self._paces) // 2]
+
     def _goes_on(self) -> bool:
         """After a change of views, enter the new one; return whether what was computed still counts.
 
@@ -200,8 +215,9 @@ class ElasticJob(Job):
         group, ids = self._present(), self._present().view.ids
         parts = group.standing.parts or len(ids)
         mean = mean._replace(included=tuple(place for place in mean.included if place < parts))
-        group.note(mean, parts)
-        self._work.apply(mean.values, parts, mean.included)
+        division = self._work.division(ids[:parts])
+        group.note(mean, division)
+        self._work.apply(mean.values, division, mean.included, mean.paces)
         if self._replica.coded_numel:
             self._replica.extra["included"] = [ids[place] for place in mean.included]
         self._wire.committed(group.watch.place in mean.included)

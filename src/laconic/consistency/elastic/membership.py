@@ -277,7 +277,8 @@ class Membership:
     def _repeat(self, values: Tensor, step: int, about: dict[str, Any]) -> None:
         """Apply the mean of an agreement that this worker had no part in."""
         self.work.abandon()
-        self.work.apply(values, about["parts"], tuple(about["included"]))
+        parts = about["parts"] if isinstance(about["parts"], int) else tuple(about["parts"])
+        self.work.apply(values, parts, tuple(about["included"]), dict(about["paces"]))
         if self.replica.coded_numel:
             self.replica.extra["included"] = about["ids"]
         self.wire.resume(step + 1, self.watch.id in about["ids"])

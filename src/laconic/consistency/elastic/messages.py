@@ -27,7 +27,8 @@ class MemberKind(MessageKind):
     # REPEATs; text: into how many shares the step under way is divided, if not by this view
     FETCH = 68  # C: send me your state
     STATE = 69  # body: a replica after `step` steps
-    GRADIENT = 70  # M: where vectors are collected: body: the mean gradient over `detail` samples, or whatever it is
+    GRADIENT = 70  # M: where vectors are collected: body: the mean gradient over `detail` samples, or whatever it is;
+    # text: nanoseconds a sample here
     MEAN = 71  # C: body: the mean of all; detail: one bit for each member whose gradient is in it
     HELD = 72  # M: the weights after `step` steps are here too; to all when they came as a STATE
     BUSY = 73  # to all, in any view: flag: no step from me for a while (else: again)
@@ -35,8 +36,8 @@ class MemberKind(MessageKind):
     DONE = 75  # C: nobody has any more steps
     LEAVE = 76  # to all: I am leaving
     WAITING = 77  # M, or C to all: for others, in a step; detail: a bit for each member that is out of reach from here
-    READY = 78  # M: the sum of `step` is here, and not applied yet
-    COMMIT = 79  # C: all have the sum of `step`: apply it
+    READY = 78  # M: the sum of `step` is here, and not applied yet; detail: nanoseconds a sample here, 0: unknown
+    COMMIT = 79  # C: all have the sum of `step`: apply it; text, as of a MEAN: all members' nanoseconds a sample
     UNREADABLE = 80  # M: what the member at the place `detail` sent cannot be read; text: why
     PIECE = 81  # from member to member: a piece of an exchange; detail: which
     WANT = 82  # by a newcomer to the coordinator: the state; step: how far it is

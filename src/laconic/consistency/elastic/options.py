@@ -13,6 +13,8 @@ from laconic.exchange.costs import coded_names
 from laconic.specs import check_kinds
 from laconic.workloads.order import SampleLedger
 
+SHARES = ("equal", "speed")
+
 
 @dataclass(frozen=True)
 class Samples:
@@ -45,6 +47,10 @@ class ElasticOptions:
     Args:
         workers: the first step waits for this many; a job never has more than 64.
         drop_slowest: steps do not wait for this many workers; the samples of dropped workers are used later.
+        quorum: steps, or blocks, go on once so many workers have come and `grace_s` is over; 0: all must come. The
+            samples of those that come later are used later. Not with `drop_slowest`.
+        grace_s: how long to wait for the others once the quorum has come.
+        shares: "equal", or "speed": a worker's share of each step follows the samples a second that it makes.
         patience_s: how long to wait for a worker before the deadline is learned from past steps, and at least for a
             newcomer's first gradient; longer than a step takes, or a block of steps where workers agree on blocks.
         silence_s: a connection without a heartbeat for this long counts as broken, however long steps take.
@@ -55,6 +61,9 @@ class ElasticOptions:
 
     workers: int = 1
     drop_slowest: int = 0
+    quorum: int = 0
+    grace_s: float = 0.0
+    shares: str = "equal"
     patience_s: float = 5.0
     silence_s: float = 1.5
     outage_s: float = 300.0
@@ -66,10 +75,24 @@ class ElasticOptions:
             text = f"{self.workers}, {self.drop_slowest}, {self.patience_s}, {self.silence_s} and {self.outage_s}"
             wanted = "workers ≥ 1, drop_slowest ≥ 0, patience_s > 0, silence_s > 0 and outage_s ≥ 0"
             raise BadInput(f"elastic needs {wanted}, got {text}")
+        if self.quorum < 0 or self.grace_s < 0 or (self.quorum and self.drop_slowest):
+            text = f"{self.quorum}, {self.grace_s} and drop_slowest={self.drop_slowest}"
+            raise BadInput(f"elastic needs quorum ≥ 0 and grace_s ≥ 0, and a quorum excludes drop_slowest; got {text}")
+        if self.shares not in SHARES:
+            raise UnknownName("division of samples", self.shares, SHARES)
         if self.algorithm not in coded_names():
             raise UnknownName("algorithm", self.algorithm, coded_names())
         if self.workers > MAX_MEMBERS:
             raise BadInput(f"an elastic training has at most {MAX_MEMBERS} workers at a time, not {self.workers}")
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether a step may be made without some of the members."""
+        return bool(self.drop_slowest or self.quorum)
+
+    def needed(self, members: int) -> int:
+        """How many of so many members a step needs."""
+        return max(1, min(self.quorum or members, members - self.drop_slowest))
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> ElasticOptions:

@@ -7,12 +7,28 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict, deque
+from collections.abc import Mapping
 
 from torch import Tensor
 
 from laconic.consistency.elastic.meeting import View
 from laconic.consistency.elastic.messages import MemberKind, MemberMessage
 from laconic.transports.liveness import LostPeer
+
+
+def pace_text(paces: Mapping[int, int]) -> str:
+    """As `read_paces` reads it.
+
+    >>> read_paces(pace_text({3: 1000, 5: 20}))
+    {3: 1000, 5: 20}
+    """
+    return ",".join(f"{member}:{pace}" for member, pace in paces.items())
+
+
+def read_paces(text: str) -> dict[int, int]:
+    """Nanoseconds a sample, by member."""
+    pairs = (pair.split(":") for pair in text.split(",") if pair)
+    return {int(member): int(pace) for member, pace in pairs}
 
 
 class ExchangeProgress:
@@ -22,6 +38,7 @@ class ExchangeProgress:
         pieces: of exchanges, by sender, in order: the code and the data.
         ready: the step whose sum a member has, by member.
         committed: the step that is to be applied, −1 before the first.
+        paces: nanoseconds a sample, by member, as they said; at members, as the coordinator said.
         unreadable: members whose pieces cannot be read.
     """
 
@@ -30,6 +47,7 @@ class ExchangeProgress:
         self.pieces: dict[int, deque[tuple[int, Tensor]]] = defaultdict(deque)
         self.ready: dict[int, int] = {}
         self.committed = -1
+        self.paces: dict[int, int] = {}
         self.unreadable: dict[int, LostPeer] = {}
         self._said_at: dict[int, float] = {}
         self._cut: dict[tuple[int, int], float] = {}  # (by whom, who) cannot be reached, since when
@@ -42,9 +60,12 @@ class ExchangeProgress:
             self.pieces[sender].append((message.detail, message.body))
         elif message.kind is MemberKind.READY:
             self.ready[sender] = message.step
+            self.paces[sender] = message.detail
             self._cut = {pair: at for pair, at in self._cut.items() if pair[0] != sender}
         elif message.kind is MemberKind.COMMIT:
-            self.committed = message.step
+            self.committed, self.paces = message.step, read_paces(message.text)
+        elif message.kind is MemberKind.GRADIENT:
+            self.paces[sender] = int(message.text or 0)
         elif message.kind is MemberKind.UNREADABLE and message.detail < len(self._ids):
             member = self._ids[message.detail]
             self.unreadable[member] = LostPeer(member, sender, message.text)

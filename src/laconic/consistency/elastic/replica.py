@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import json
 import zlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,7 +23,10 @@ from laconic.errors import PayloadError
 from laconic.exchange.layout import Exemptions
 from laconic.storage import tree
 from laconic.storage.form import check_like, check_optimizer
-from laconic.workloads.order import SampleLedger
+from laconic.workloads.order import Parts, SampleLedger, count
+
+_OF_MEMBERS = ("included", "paces")  # what differs with the members, in `extra`
+_SECOND = 10**9
 
 
 class Replica:
@@ -78,6 +82,17 @@ class Replica:
         """The workers whose vectors are in the last step; only kept with a codec."""
         return tuple(self.extra.get("included", ()))
 
+    @property
+    def paces(self) -> dict[int, int]:
+        """Nanoseconds a sample, by member, that steps are divided by; nothing where shares are equal."""
+        return dict(self.extra.get("paces", ()))
+
+    def follow(self, paces: Mapping[int, int]) -> None:
+        """Take over the members' latest speed, a quarter of it at a time; all do so with the same numbers."""
+        if paces:
+            known = self.paces
+            self.extra["paces"] = [[m, (3 * known.get(m, pace) + pace) // 4] for m, pace in sorted(paces.items())]
+
     def step(self) -> None:
         """Step the optimiser by the present gradients, then the scheduler."""
         self.optimizer.step()
@@ -120,7 +135,8 @@ class Replica:
                 "scheduler": None, "ledger": {},
             })  # fmt: skip
             extra = state.get("extra", {})
-            check_like(extra, {name: kept for name, kept in self.extra.items() if name != "included"})
+            check_like(extra, {name: kept for name, kept in self.extra.items() if name not in _OF_MEMBERS})
+            check_like(paces := extra.get("paces", []), [[0, 0]] * len(paces), "paces")
             check_like(included := extra.get("included", []), [0] * len(included), "included")
             check_optimizer(state["optimizer"], self.optimizer, "the optimiser's state")
             self.ledger.load(state["ledger"])
@@ -173,7 +189,15 @@ class StepWork:
         with self._replica.weights.current() as values:
             return values
 
-    def share(self, parts: int, place: int) -> Tensor:
+    def division(self, ids: Sequence[int]) -> Parts:
+        """How a step is divided among these members: equally, or by the speed that all know of."""
+        paces = self._replica.paces
+        if not paces.keys() & set(ids):
+            return len(ids)
+        usual = sorted(paces.values())[len(paces) // 2]
+        return tuple(max(1, _SECOND // paces.get(member, usual)) for member in ids)
+
+    def share(self, parts: Parts, place: int) -> Tensor:
         """The samples of this worker's next step, as the one at `place` of `parts` members; else none."""
         shares = self._replica.ledger.shares(parts)
         own = _at(shares, place)
@@ -188,8 +212,18 @@ class StepWork:
         """Write this worker's vector."""
         self._replica.weights.gradients(out)
 
-    def apply(self, result: Tensor, parts: int, included: tuple[int, ...]) -> None:
-        """Apply the agreed vector, to which the members at the places `included` contributed."""
+    def apply(
+        self, result: Tensor, parts: Parts, included: tuple[int, ...], paces: Mapping[int, int] | None = None
+    ) -> None:
+        """Apply the agreed vector, to which the members at the places `included` contributed.
+
+        Args:
+            paces: nanoseconds a sample, by member; later steps are divided by them.
+        """
+        self._apply(result, parts, included)
+        self._replica.follow(paces or {})
+
+    def _apply(self, result: Tensor, parts: Parts, included: tuple[int, ...]) -> None:
         self._replica.weights.set_gradients(result)
         self._replica.step()
         self._replica.ledger.commit(parts, included)
@@ -227,12 +261,12 @@ class BlockWork(StepWork):
     def committed(self) -> Tensor:
         return self._blocks.start if self.made else super().committed
 
-    def share(self, parts: int, place: int) -> Tensor:
+    def share(self, parts: Parts, place: int) -> Tensor:
         if not self.made:
             self._begin(parts, place)
         return _at(self._shares[self.made], place)
 
-    def _begin(self, parts: int, place: int) -> None:
+    def _begin(self, parts: Parts, place: int) -> None:
         """Divide the next block's samples, and save the present state to go back to."""
         replica = self._replica
         self._shares, self._place = replica.ledger.block(parts, self.period), place
@@ -261,16 +295,16 @@ class BlockWork(StepWork):
         with self._replica.weights.current():
             self._blocks.offer(out)
 
-    def apply(self, result: Tensor, parts: int, included: tuple[int, ...]) -> None:
+    def _apply(self, result: Tensor, parts: Parts, included: tuple[int, ...]) -> None:
         replica, blocks, made = self._replica, self._blocks, self.made
         steps = len(replica.ledger.block(parts, self.period))
         with replica.weights.current():
             if not made:
                 blocks.begin()  # made without this worker, which had not begun
             blocks.held = {name: replica.extra[name] for name in blocks.held}  # a newcomer has its peer's
-            blocks.merge(result, parts)
+            blocks.merge(result, count(parts))
             blocks.made = 0
-        if parts > 1:
+        if count(parts) > 1:
             consolidate_state(self._mode.state, replica.optimizer, replica.weights)
         self._skip(steps - made)
         replica.ledger.commit(parts, included, self.period)

@@ -8,6 +8,7 @@ with the same bits.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
@@ -24,6 +25,7 @@ class Mean(NamedTuple):
 
     values: Tensor
     included: tuple[int, ...]
+    paces: Mapping[int, int] = {}  # nanoseconds a sample, by member, as the coordinator knows them
 
 
 def weighted_mean(parts: Sequence[tuple[int, Tensor]], out: Tensor) -> None:
@@ -114,8 +116,9 @@ def collect(
     needed: int,
     came: Callable[[], Mapping[int, Offer]],
     wait_for: Callable[[Callable[[], list[int]]], None],
+    grace_s: float = 0.0,
 ) -> list[Offer]:
-    """Wait for `needed` offers; return all that have arrived by then, in the members' order.
+    """Wait for `needed` offers, then `grace_s` for the others; return what has come by then, in the members' order.
 
     Offers without samples are left out, so that their members keep their residuals.
 
@@ -124,9 +127,13 @@ def collect(
         wait_for: receives messages until no member is missing; raises at the deadline.
     """
 
+    enough_at: list[float] = []
+
     def missing() -> list[int]:
         offers = came()
-        enough = len(offers) >= needed and any(offer.samples for offer in offers.values())
+        if len(offers) >= needed and any(offer.samples for offer in offers.values()):
+            enough_at[:] = enough_at or [time.monotonic()]
+        enough = bool(enough_at) and time.monotonic() - enough_at[0] >= grace_s
         return [] if enough else [member for member in members if member not in offers]
 
     wait_for(missing)
