@@ -131,9 +131,7 @@ def agree(transport: Transport, collective: str, algorithm: str, values: Tensor,
     run(schedule, torch.zeros(1, dtype=torch.uint8, device=values.device), transport, "max", claim=claim)
 
 
-def gather_texts(
-    text: str, transport: Transport, most: int = TEXT_NBYTES, collective: str = "all_gather"
-) -> list[str]:
+def gather_texts(text: str, transport: Transport, most: int = TEXT_NBYTES, collective: str = "all_gather") -> list[str]:
     """Every rank's text of at most `most` bytes, by rank: names and addresses, by which ranks are introduced.
 
     Errors call it `collective`.

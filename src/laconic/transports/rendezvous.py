@@ -163,9 +163,7 @@ def new_store(host: str = "127.0.0.1") -> dist.TCPStore:
     """A store of this process, at a free port of one address: torch's own would listen on all interfaces."""
     with socket.create_server((host, 0), backlog=1024) as listening:
         port = listening.getsockname()[1]
-        return dist.TCPStore(
-            host, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
-        )
+        return dist.TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach())
 
 
 def _joined(host: str, port: int, world_size: int, is_master: bool, timeout_s: float) -> dist.Store:

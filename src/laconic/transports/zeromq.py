@@ -24,7 +24,7 @@ from laconic.transports.base import DEFAULT_TIMEOUT_S, Arena, Call, Incoming, Ou
 from laconic.transports.executor import gather_texts
 from laconic.transports.frame import EngineKind, Frame, Header, dtype_code
 from laconic.transports.zeromq_address import Address
-from laconic.transports.zeromq_gate import secret_for
+from laconic.transports.zeromq_gate import Credentials, secret_for
 from laconic.transports.zeromq_keys import KEY_VARIABLE, host_to_bind, is_loopback
 from laconic.transports.zeromq_mesh import PATIENCE, Mesh, Patience
 from laconic.transports.zeromq_peer import Peer
@@ -42,7 +42,7 @@ class ZmqTransport(Transport):
             for a rank that joins by `add_peer`.
         bind: the address or interface to listen on and to advertise.
         key: the job's key (see `zeromq_keys`): traffic is then encrypted, and only its holders may take part.
-            Without one, on loopback, only processes of this user may.
+            Without one, on loopback, only processes of this user may. Or credentials of another kind.
         insecure: allow plain traffic beyond loopback.
         patience: heartbeats, after how much silence a peer counts as lost, and how long `close` waits.
 
@@ -64,7 +64,7 @@ class ZmqTransport(Transport):
         timeout_s: float = DEFAULT_TIMEOUT_S,
         *,
         bind: str = "127.0.0.1",
-        key: bytes | None = None,
+        key: bytes | Credentials | None = None,
         insecure: bool = False,
         patience: Patience = PATIENCE,
     ) -> None:

@@ -18,7 +18,7 @@ import socket
 import struct
 import threading
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import zmq
 from zmq.utils import z85
@@ -103,8 +103,29 @@ class Secret:
         return z85.encode(hashlib.blake2b(self.key, digest_size=32, person=b"laconic-curve").digest())
 
 
-def secret_for(key: bytes | None, host: str) -> Secret:
+class Credentials(Protocol):
+    """What a rank shows, and demands of others: `Secret`, of a key that all share, or `MemberSecret`, of its own."""
+
+    def sealed(self, host: str, port: int) -> Address:
+        """A new address for a rank that listens there."""
+
+    def has_sealed(self, address: Address) -> bool:
+        """Whether an address was made by somebody who may take part."""
+
+    def server(self, sock: zmq.Socket[bytes]) -> None:
+        """Make a socket that binds demand credentials; a `Gate` answers for it."""
+
+    def client(self, sock: zmq.Socket[bytes], address: Address) -> None:
+        """Make a socket that connects to `address` present them."""
+
+    def admits(self, address: Address, mechanism: bytes, credentials: list[bytes]) -> bool:
+        """Whether a peer with these credentials (see ZeroMQ's RFC 27) may speak to the rank at `address`."""
+
+
+def secret_for(key: bytes | Credentials | None, host: str) -> Credentials:
     """A rank's secret: of the job's key; on loopback, when there is none, of the user's own; else empty."""
+    if key is not None and not isinstance(key, bytes):
+        return key
     if key is not None:
         return Secret(checked_key(key, "the job's key"), encrypts=True)
     return Secret((loopback_key() if is_loopback(host) else None) or b"", encrypts=False)
@@ -130,7 +151,7 @@ class Gate:
         address: at which others know this rank.
     """
 
-    def __init__(self, context: Context, router: Socket, secret: Secret, address: Address) -> None:
+    def __init__(self, context: Context, router: Socket, secret: Credentials, address: Address) -> None:
         self._secret = secret
         self.address, self._port = address, address.port
         self._refused = 0

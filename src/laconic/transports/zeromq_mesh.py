@@ -17,7 +17,7 @@ import zmq
 from laconic.errors import BadInput, NotAuthorised, PayloadError
 from laconic.transports.frame import MAX_FRAME_NBYTES, Arrival, EngineKind, Header, unpack
 from laconic.transports.zeromq_address import Address, speaker
-from laconic.transports.zeromq_gate import Context, Gate, Secret, Socket
+from laconic.transports.zeromq_gate import Context, Credentials, Gate, Socket
 from laconic.transports.zeromq_keys import KEY_VARIABLE
 from laconic.transports.zeromq_peer import Peer
 
@@ -63,7 +63,7 @@ class Mesh:
     """
 
     def __init__(
-        self, rank: int, host: str, secret: Secret, patience: Patience, deliver: Callable[[Peer, Arrival], None]
+        self, rank: int, host: str, secret: Credentials, patience: Patience, deliver: Callable[[Peer, Arrival], None]
     ) -> None:
         self.rank = rank
         self.peers: dict[int, Peer] = {}

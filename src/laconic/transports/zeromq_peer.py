@@ -21,7 +21,7 @@ import zmq
 
 from laconic.transports.frame import Arrival, EngineKind, Growing, Header
 from laconic.transports.zeromq_address import Address, identity
-from laconic.transports.zeromq_gate import EVENT, Context, Secret, Socket, monitor
+from laconic.transports.zeromq_gate import EVENT, Context, Credentials, Socket, monitor
 
 # A handshake that fails without a detail was cut short: the peer has died, or is too busy to let us in yet.
 _REFUSALS = int(zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_AUTH)
@@ -69,7 +69,7 @@ class Peer:
         self._lines: list[_Line] = []
         self._own_name = identity(address.token, own_rank)
 
-    def connect(self, context: Context, secret: Secret, heartbeat_s: float, silence_s: float) -> None:
+    def connect(self, context: Context, secret: Credentials, heartbeat_s: float, silence_s: float) -> None:
         """Open the DEALER and the pulse; ZeroMQ connects, and connects again, in the background."""
         line, pulse = _Line(context), _Line(context)
         self._lines = [line, pulse]
@@ -152,7 +152,7 @@ class _Line:
         place = f"inproc://line-{next(_NUMBERS)}"  # an id() may be that of one whose monitor is yet to close
         self._monitor = monitor(context, self.socket, place, _WATCHED)
 
-    def connect(self, address: Address, secret: Secret) -> None:
+    def connect(self, address: Address, secret: Credentials) -> None:
         secret.client(self.socket, address)
         self.socket.setsockopt(zmq.IPV6, ":" in address.host)
         self.socket.connect(address.endpoint)

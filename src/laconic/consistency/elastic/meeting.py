@@ -8,6 +8,7 @@ that all workers reach; it is the only thing that has to survive every worker. I
     events.jsonl           who joined, left or was lost, when, at which step
     status-00000007.json   how far worker 7 is, every few seconds
     key                    beyond loopback: the job's key, made by the first worker
+    admitted               the public keys of those who may come, one a line; missing: the shared key admits all
     finished.json          the training is over
 
 Invariant: view n is written once. So of two workers that believe the other dead only one gets view n+1, and the other
@@ -28,11 +29,13 @@ from pathlib import Path
 from typing import Any
 
 from laconic.consistency.elastic.places import open_place
+from laconic.consistency.elastic.places.base import LIST
 from laconic.errors import PayloadError, StorageError
 from laconic.storage.json_text import parse_lines, read_lines, seal, unseal
 from laconic.transports.zeromq_keys import new_key
 
 READ_S = 0.25  # how often a thread looks for views at a place that is far away
+LIST_S = 0.5  # how often the list of who may come is read, where that is quick
 STATUS_S = 2.0  # how often a worker says how far it is
 _ID = re.compile(r"id-(\d{8})")
 _VIEW = re.compile(r"view-(\d{8})\.json")
@@ -89,6 +92,8 @@ class Meeting:
         self._place = open_place(where)
         self.where = self._place.where
         self._reader: _Background | None = None
+        self._listed: frozenset[str] | None = None
+        self._listed_at = 0.0
 
     def number(self) -> int:
         """A number that no other worker of this job has or had."""
@@ -141,6 +146,37 @@ class Meeting:
         if found is None:
             raise StorageError(f"the key that was made in {self.where} is gone")
         return found
+
+    def admitted(self) -> frozenset[str] | None:
+        """The public keys of those who may come, as read a moment ago; None where the job has no such list."""
+        if self._listed_at == 0.0 or (self._place.is_quick and time.monotonic() - self._listed_at > LIST_S):
+            self.read_list()
+        elif not self._place.is_quick:
+            self._background()
+        return self._listed
+
+    def admits(self, public: str) -> bool:
+        """Whether the owner of a public key is on the list."""
+        return public in (self.admitted() or ())
+
+    def read_list(self) -> None:
+        """Read the list anew; what cannot be read stays as it was, but at the first time raises StorageError."""
+        try:
+            text = self._place.read(LIST)
+        except StorageError:
+            if self._listed_at == 0.0:
+                raise
+            return
+        self._listed_at = time.monotonic()
+        lines = None if text is None else text.decode(errors="replace").splitlines()
+        self._listed = None if lines is None else frozenset(line.split()[0] for line in lines if line.strip())
+
+    def change_list(self, public: str, name: str | None) -> None:
+        """Add a public key with a name to the list; None: take it off."""
+        found = (self._place.read(LIST) or b"").decode().splitlines()
+        kept = [line for line in found if line and line.split()[0] != public]
+        lines = kept if name is None else [*kept, f"{public} {name}".strip()]
+        self._place.replace(LIST, "".join(f"{line}\n" for line in lines))
 
     def finish(self, step: int) -> None:
         """Say that the training is over; a warning when that cannot be written."""
@@ -216,6 +252,7 @@ class _Background(threading.Thread):
             with contextlib.suppress(StorageError, PayloadError):  # it may be away: members talk to each other
                 if not self._meeting.is_quick:
                     self.view = self._meeting.newest(self.view.number if self.view else 0) or self.view
+                    self._meeting.read_list()
             if time.monotonic() - self._written_at > STATUS_S:
                 self._write()
         self._write()  # where it ended

@@ -31,6 +31,7 @@ LOGGER = logging.getLogger("laconic.consistency")
 TICK_S = 0.02
 WAITED_STEPS = 3  # a newcomer that is a step behind each time is admitted all the same
 CUT = "its connection broke"
+REVOKED = "its key was revoked"
 SILENT = "nothing came from it for {:.3g} s"
 
 
@@ -180,7 +181,7 @@ class MemberWatch:
                 continue
             for member in self.others:
                 if not self.line.reaches(member):
-                    self._suspect(member, CUT)
+                    self._suspect(member, REVOKED if self.line.is_revoked(member) else CUT)
             first = self.here[0]
             if first == self.id:
                 if not self.hesitates():
@@ -251,7 +252,7 @@ class MemberWatch:
         silent = limit_s is not None and self.line.waited_s(since) > limit_s
         for member in missing:
             if not self.line.reaches(member):
-                self._suspect(member, CUT)
+                self._suspect(member, REVOKED if self.line.is_revoked(member) else CUT)
             elif silent:
                 self._suspect(member, SILENT.format(limit_s))
         if self.lost and not self.hesitates():

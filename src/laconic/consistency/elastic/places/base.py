@@ -17,6 +17,7 @@ from laconic.errors import BadInput
 from laconic.registry import Registry
 
 FOLDER = "folder"
+LIST = "admitted"  # the name of the list of who may come, which `laconic meet` lets nobody write from afar
 JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SCHEME = re.compile(r"([a-z][a-z0-9+]*)://(.*)")
 

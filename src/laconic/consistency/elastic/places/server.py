@@ -17,7 +17,7 @@ from typing import Literal
 import msgspec
 import zmq
 
-from laconic.consistency.elastic.places.base import JOB, split_port
+from laconic.consistency.elastic.places.base import JOB, LIST, split_port
 from laconic.consistency.elastic.places.folder import FolderPlace
 from laconic.errors import BadInput, PayloadError, StorageError
 from laconic.transports.frame import MAX_FRAME_NBYTES, MAX_TEXT_NBYTES, Header, MessageKind, family, unpack
@@ -132,6 +132,9 @@ class MeetingServer:
     def _done(self, request: Request) -> Answer:
         if not JOB.fullmatch(request.job) or (request.what != "names" and not JOB.fullmatch(request.name)):
             raise BadInput(f"'{request.job}/{request.name}' is no name at a meeting place")
+        if request.name == LIST and request.what in ("create", "replace", "append"):
+            text = "who may come is not decided over the network"
+            raise BadInput(f"{text}: run `laconic key admit` with the folder of the job, on this machine")
         place = self._jobs.get(request.job)
         if place is None:
             place = self._jobs[request.job] = FolderPlace(self._root.folder / request.job)
