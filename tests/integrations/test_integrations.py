@@ -16,10 +16,10 @@ from tests.integrations.trainings import TRAININGS, run
 
 NEEDS = {"trainer": ("transformers", "accelerate"), "accelerate": ("accelerate",), "lightning": ("lightning",),
          "lightning strategy": ("lightning",), "fabric": ("lightning",)}  # fmt: skip
-MODULES = {"transformers": "huggingface", "accelerate": "huggingface", "lightning": "lightning"}
+MODULES = {"transformers": "huggingface", "accelerate": "huggingface", "lightning": "lightning", "ray": "ray"}
 
 
-ONE_DOOR = ("fabric", "ray")  # they have no optimiser when the model is made
+ONE_DOOR = ("fabric",)  # it has no optimiser when the model is made
 BOTH = [(name, door) for name in TRAININGS for door in ("compress", "distribute")[: 1 if name in ONE_DOOR else 2]]
 
 
