@@ -125,3 +125,12 @@ def test_lines_of_a_file_leave_out_what_is_torn(tmp_path: Path) -> None:
     assert list(read_lines(path)) == [{"a": 1}, {"c": 3}]
     with pytest.raises(PayloadError, match="cannot be read: Is a directory"):
         list(read_lines(tmp_path))
+
+
+def test_a_created_file_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    for name in ("fsync", "link"):
+        real = getattr(os, name)
+        monkeypatch.setattr(os, name, lambda *given, name=name, real=real: (done.append(name), real(*given))[1])
+    assert create(tmp_path / "view", "text")
+    assert done == ["fsync", "link", "fsync"], "the text, the name, the folder"

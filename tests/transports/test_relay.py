@@ -166,3 +166,17 @@ def test_no_thread_outlives_its_owner(server: RelayServer) -> None:
         member.close()
     server.close()
     assert not [each for each in threading.enumerate() if each.name.startswith("laconic-relay")]
+
+
+def test_after_a_restart_a_newcomer_does_not_get_the_first_port_which_a_member_comes_back_to() -> None:
+    port = _free_port()
+    first = []
+    for _ in range(4):
+        with (
+            contextlib.closing(RelayServer("127.0.0.1", port, KEY)) as server,
+            _echo() as local,
+            contextlib.closing(RelayedPort(("127.0.0.1", server.port), KEY, 1, local)) as held,
+        ):
+            first.append(held.port)
+    assert set(first) != {port + 1}, "whoever comes first after a restart gets the same port"
+    assert all(port < each <= port + relay.PORTS for each in first)

@@ -120,7 +120,10 @@ def create(path: Path, text: str) -> bool:
         try:
             with open(descriptor, "w", encoding="utf-8") as file:
                 file.write(text)
+                file.flush()
+                os.fsync(descriptor)  # a name that a crash leaves without its text could never be used again
             os.link(temporary, path)  # fails where the name is taken, which a rename does not
+            _sync_folder(path.parent)
             return True
         except FileExistsError:
             return False

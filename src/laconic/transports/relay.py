@@ -214,9 +214,11 @@ class RelayServer:
             writer.close()
 
     async def _door(self, visited: Any, wanted: int) -> asyncio.Server | None:
-        """A listening port: the wanted one if it can be had, else any that members may get."""
-        choices = [wanted] if wanted in self._ports and wanted not in self._taken else []
-        for port in [*choices, *(each for each in self._ports if each not in self._taken)]:
+        """A listening port: the wanted one if it can be had, else any that members may get, by chance."""
+        free = [each for each in self._ports if each not in self._taken]
+        # By chance, not the first: after a restart, that would be one that a member still has to come back to.
+        secrets.SystemRandom().shuffle(free)
+        for port in [*([wanted] if wanted in free else []), *free]:
             with contextlib.suppress(OSError):
                 return await asyncio.start_server(visited, self._host, port)
         return None

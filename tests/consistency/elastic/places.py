@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import socket
+import ssl
 import subprocess
 import threading
 import time
@@ -49,22 +50,34 @@ class Served:
 
 
 class Etcd:
-    """A member of etcd of its own, as a process."""
+    """A member of etcd of its own, as a process.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        tls: a certificate and its key, as files.
+    """
+
+    def __init__(self, folder: Path, tls: tuple[Path, Path] | None = None) -> None:
         self.folder, self.port, self._peer_port = folder, free_port(), free_port()
+        self._tls = tls
         self.start()
 
     def start(self) -> None:
-        url, peer = f"http://127.0.0.1:{self.port}", f"http://127.0.0.1:{self._peer_port}"
+        scheme, files = ("https" if self._tls else "http"), map(str, self._tls or ())
+        url, peer = f"{scheme}://127.0.0.1:{self.port}", f"http://127.0.0.1:{self._peer_port}"
+        shown = [word for pair in zip(("--cert-file", "--key-file"), files, strict=False) for word in pair]
         self._process = subprocess.Popen(
             ["etcd", "--data-dir", str(self.folder), "--listen-client-urls", url, "--advertise-client-urls", url,
-             "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", f"default={peer}"],
+             "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", f"default={peer}",
+             *shown],
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         deadline = time.monotonic() + 30
         while time.monotonic() < deadline:
-            with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/health", timeout=1) as answer:
+            trust = ssl.create_default_context(cafile=str(self._tls[0])) if self._tls else None
+            with (
+                contextlib.suppress(OSError),
+                urllib.request.urlopen(f"{url}/health", timeout=1, context=trust) as answer,
+            ):
                 if b"true" in answer.read():
                     return
             time.sleep(0.05)
@@ -78,7 +91,7 @@ class Etcd:
         return f"etcd://127.0.0.1:{self.port}/{job}"
 
 
-def _has_etcd() -> bool:
+def has_etcd() -> bool:
     try:
         import etcd3gw  # noqa: F401
     except ImportError:
@@ -92,7 +105,7 @@ def opened(kind: str, folder: Path) -> Iterator[Callable[[str], str]]:
     if kind == "folder":
         yield lambda job="job": str(folder / job)
         return
-    if kind == "etcd" and not _has_etcd():
+    if kind == "etcd" and not has_etcd():
         pytest.skip("etcd or its client is not installed")
     server = Served(folder) if kind == "tcp" else Etcd(folder)
     try:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import itertools
 import json
+import shutil
+import ssl
+import subprocess
 import threading
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import certifi
 import pytest
 import torch
 import zmq
@@ -21,7 +28,7 @@ from laconic.consistency.elastic.places.base import PLACES
 from laconic.consistency.elastic.places.server import MeetingServer
 from laconic.errors import BadInput, StorageError, UnknownName
 from laconic.transports.zeromq_keys import KEY_VARIABLE, new_key
-from tests.consistency.elastic.places import KINDS, Etcd, Served, answering, opened
+from tests.consistency.elastic.places import KINDS, Etcd, Served, answering, free_port, has_etcd, opened
 from tests.consistency.elastic.trainers import Trainer, assert_alike, until
 
 pytestmark = [
@@ -312,3 +319,56 @@ def test_the_password_of_etcd_is_not_shown(tmp_path: Path) -> None:
     with pytest.raises(BadInput) as refused:
         open_place("etcd://me:secret@127.0.0.1:1/a/b")
     assert "secret" not in str(refused.value)
+
+
+@pytest.fixture
+def guarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Etcd]:
+    """An etcd with TLS and a user `ann`, whose password is `secret`."""
+    if not has_etcd() or not shutil.which("openssl"):
+        pytest.skip("etcd, its client or openssl is not installed")
+    certificate, key = tmp_path / "ca.pem", tmp_path / "ca.key"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=127.0.0.1",
+         "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    server = Etcd(tmp_path / "etcd", (certificate, key))
+    trust = ssl.create_default_context(cafile=str(certificate))
+
+    def post(path: str, **asked: object) -> None:
+        request = urllib.request.Request(f"https://127.0.0.1:{server.port}/v3/{path}", json.dumps(asked).encode())
+        urllib.request.urlopen(request, timeout=10, context=trust).close()
+
+    try:
+        for user in ("root", "ann"):
+            post("auth/user/add", name=user, password="secret")
+        post("auth/role/add", name="root")
+        post("auth/user/grant", user="root", role="root")
+        post("auth/role/add", name="laconic")
+        below = {"key": base64.b64encode(b"laconic/").decode(), "range_end": base64.b64encode(b"laconic0").decode()}
+        post("auth/role/grant", name="laconic", perm={"permType": "READWRITE", **below})
+        post("auth/user/grant", user="ann", role="laconic")
+        post("auth/enable")
+        monkeypatch.setenv("LACONIC_ETCD_CA", str(certificate))
+        monkeypatch.setenv("REQUESTS_CA_BUNDLE", certifi.where())  # as many machines have it
+        yield server
+    finally:
+        server.stop()
+
+
+def test_etcd_by_tls_and_a_user_with_one_endpoint_down(guarded: Etcd, monkeypatch: pytest.MonkeyPatch) -> None:
+    where = f"127.0.0.1:{free_port()},127.0.0.1:{guarded.port}/sum"
+    with contextlib.closing(open_place(f"etcds://ann:secret@{where}")) as place:
+        assert place.create("view-00000001.json", "öne")
+        assert not place.create("view-00000001.json", "two")
+        assert place.read("view-00000001.json") == "öne".encode()
+        assert "secret" not in place.where
+    for login, said in (("ann:wrong", "authentication failed"), ("", "user name is empty")):
+        with contextlib.closing(open_place(f"etcds://{login}@{where}" if login else f"etcds://{where}")) as place:
+            with pytest.raises(StorageError, match=said) as refused:
+                place.read("view-00000001.json")
+            assert "wrong" not in str(refused.value)
+    monkeypatch.delenv("LACONIC_ETCD_CA")
+    unsure = open_place(f"etcds://ann:secret@{where}")
+    with contextlib.closing(unsure), pytest.raises(StorageError, match="CERTIFICATE_VERIFY_FAILED"):
+        unsure.read("view-00000001.json")

@@ -73,12 +73,44 @@ class Apart:
             pytest.skip(f"this system does not let us make hosts: {done.stderr.strip()}")
 
 
-@pytest.fixture
-def apart() -> Iterator[Apart]:
+class BehindRouters(Apart):
+    """Two hosts with the same private address, each behind a router of its own that masquerades."""
+
+    PRIVATE = "192.168.7"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.routers = [f"{self.tag}-ra", f"{self.tag}-rb"]
+
+    def __enter__(self) -> BehindRouters:
+        outside, self.hosts = self.hosts, self.routers
+        super().__enter__()
+        self.hosts = outside
+        for number, (host, router) in enumerate(zip(self.hosts, self.routers, strict=True), 1):
+            self._ip("netns", "add", host)
+            self._ip("-n", host, "link", "set", "lo", "up")
+            inner, outer = f"{self.tag}p{number}", f"{self.tag}q{number}"
+            self._ip("link", "add", inner, "netns", host, "type", "veth", "peer", "name", outer, "netns", router)
+            for name, link, last in ((host, inner, 2), (router, outer, 1)):
+                self._ip("-n", name, "addr", "add", f"{self.PRIVATE}.{last}/24", "dev", link)
+                self._ip("-n", name, "link", "set", link, "up")
+            self._ip("-n", host, "route", "add", "default", "via", f"{self.PRIVATE}.1")
+            self._ip("netns", "exec", router, "sysctl", "-qw", "net.ipv4.ip_forward=1")
+            leaving = ["-t", "nat", "-A", "POSTROUTING", "-o", f"{self.tag}i{number}", "-j", "MASQUERADE"]
+            self._ip("netns", "exec", router, "iptables", *leaving)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name in (self.hub, *self.routers, *self.hosts):
+            subprocess.run(["ip", "netns", "del", name], capture_output=True)
+
+
+@pytest.fixture(params=[Apart, BehindRouters], ids=["no route", "routers"])
+def apart(request: pytest.FixtureRequest) -> Iterator[Apart]:
     if not sys.platform.startswith("linux") or os.geteuid() != 0:
         pytest.skip("emulated hosts need Linux and root")
     with contextlib.ExitStack() as stack:
-        made = Apart()
+        made = request.param()
         stack.callback(made.__exit__)
         yield made.__enter__()
 

@@ -50,7 +50,10 @@ class EtcdPlace:
         if not self._tls:
             return Etcd3Client(shown, port, timeout=ANSWER_S)
         authority, certificate, key = (os.environ.get(f"LACONIC_ETCD_{name}") for name in ("CA", "CERT", "KEY"))
-        return Etcd3Client(shown, port, "https", authority, key, certificate, timeout=ANSWER_S)
+        client = Etcd3Client(shown, port, "https", authority, key, certificate, timeout=ANSWER_S)
+        # Else REQUESTS_CA_BUNDLE, where it is set, counts more than the authority that was named.
+        client.session.trust_env = authority is None
+        return client
 
     def create(self, name: str, text: str) -> bool:
         return bool(self._ask(lambda member: member.create(self._prefix + name, text.encode())))
