@@ -11,7 +11,7 @@ errors of all of them count alike.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -158,13 +158,26 @@ def _root(square: int) -> int:
 
 
 @njit(nogil=True, cache=True)
-def _two_steps(y: Array, quarter: int) -> None:
-    """Two steps of the butterfly over four neighbouring quarters."""
-    first, second, third, fourth = y[:quarter], y[quarter : 2 * quarter], y[2 * quarter : 3 * quarter], y[3 * quarter :]
-    for j in range(np.uint64(quarter)):
+def _two_steps(y: Array) -> None:
+    """Two steps of the butterfly over the four quarters of y, with half of the loads and stores."""
+    q = y.size // 4
+    first, second, third, fourth = y[:q], y[q : 2 * q], y[2 * q : 3 * q], y[3 * q :]
+    for j in range(np.uint64(q)):
         a, b = first[j] + third[j], second[j] + fourth[j]
         c, d = first[j] - third[j], second[j] - fourth[j]
         first[j], second[j], third[j], fourth[j] = a + b, a - b, c + d, c - d
+
+
+@njit(nogil=True, cache=True)
+def _two_steps_to(x: Array, share: Any, y: Array) -> None:
+    """The same of share·x, into other memory."""
+    q = np.uint64(y.size // 4)
+    for j in range(q):
+        k, m, n = j + q, j + 2 * q, j + 3 * q
+        first, second = np.float32(x[j] * share), np.float32(x[k] * share)
+        third, fourth = np.float32(x[m] * share), np.float32(x[n] * share)
+        a, b, c, d = first + third, second + fourth, first - third, second - fourth
+        y[j], y[k], y[m], y[n] = a + b, a - b, c + d, c - d
 
 
 @njit(nogil=True, cache=True)
@@ -174,12 +187,20 @@ def _tile(
     """One tile of `rows` × `columns` values, rotated along its columns and divided by `root`, or back."""
     count = rows * columns
     share = np.float32(1 / rows) if back else np.float32(1 / root)
-    for j in range(np.uint64(count)):
-        y[j] = np.float32(x[np.uint64(first) + j] * share)
-    half = count // 2
-    while half >= 2 * columns:  # two steps at once, with half of the loads and stores
+    if rows >= 4:
+        _two_steps_to(x[first : first + count], share, y[:count])
+        half = count // 8
+    else:
+        for j in range(np.uint64(count)):
+            y[j] = np.float32(x[np.uint64(first) + j] * share)
+        half = count // 2
+    while half >= 2 * columns:
+        if not back and half == 2 * columns:  # the last two
+            for lo in range(0, count, 2 * half):
+                _two_steps_to(y[lo : lo + 2 * half], np.float32(1), out[first + lo : first + lo + 2 * half])
+            return
         for lo in range(0, count, 2 * half):
-            _two_steps(y[lo : lo + 2 * half], half // 2)
+            _two_steps(y[lo : lo + 2 * half])
         half //= 4
     if half >= columns:
         for lo in range(0, count, 2 * half):
