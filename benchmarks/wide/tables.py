@@ -25,6 +25,8 @@ ROTATED = f"distribute:hadamard+int4@diloco({PERIOD})"
 SPARSE = f"distribute:topk(192, bucket=4096)+int2@sparseloco({PERIOD})"
 OFTEN = "distribute:dynamic8@local(16, fragments=4, delay=3, mix=0.5)"
 BY_BLOCKS = (FLOAT32, BLOCKING, OVERLAPPED, FOUR_BIT, ROTATED, SPARSE, OFTEN)
+TORCHFT = f"torchft DiLoCo({PERIOD})"  # the formula of FLOAT32, so that losses are those
+PEERS = (DDP, "torchft")  # how the names of others' configurations begin
 TARGET = 0.5  # of DDP's steps: the loss that it has then is the one to reach
 TIMES_INFINITE = {"100mbit,40ms": 1.15, "10mbit,40ms": 1.25}  # at most
 COMPARED = (
@@ -95,9 +97,10 @@ def time_rows(content: Content) -> list[Row]:
     medians = {key: statistics.median(known) for key, values in found.items() if (known := _numbers(values))}
     rows = []
     for step in step_rows(content):
+        trained = FLOAT32 if step["config"] == TORCHFT else step["config"]
         for (workload, steps, config), own in medians.items():
             ddp = medians.get((workload, steps, DDP))
-            if (workload, config) == (step["workload"], step["config"]) and ddp is not None:
+            if (workload, config) == (step["workload"], trained) and ddp is not None:
                 seconds = own * step["step_seconds"]
                 rows.append({
                     **step, "steps": steps, "steps_to_loss": own, "seconds_to_loss": seconds,
@@ -140,7 +143,7 @@ def _of_times(content: Content) -> Iterator[Claim]:
     for row in time_rows(content):
         places.setdefault((row["workload"], row["link"], row["steps"], row["blocks"]), []).append(row)
     for (workload, link, steps, _), rows in places.items():
-        ours = [row for row in rows if not row["config"].startswith(DDP)]
+        ours = [row for row in rows if not row["config"].startswith(PEERS)]
         if not ours:
             continue
         best = min(ours, key=lambda row: row["seconds_to_loss"])
@@ -148,7 +151,7 @@ def _of_times(content: Content) -> Iterator[Claim]:
         yield f"{name}, × infinite, own steps", best["times_infinite_network"], None, TIMES_INFINITE.get(link)
         yield f"{name}, × infinite, DDP's steps", best["times_infinite_ddp"], None, TIMES_INFINITE.get(link)
         for row in rows:
-            if row["config"].startswith(DDP):
+            if row["config"].startswith(PEERS):
                 least = 20.0 if row["config"] == DDP and link == "20mbit,40ms" else 1.5
                 quicker = row["seconds_to_loss"] / best["seconds_to_loss"]
                 yield f"{name}, times quicker than {row['config']}", quicker, least, None

@@ -14,7 +14,7 @@ the tables (`tables.py`) are computed from what is there.
 
 from __future__ import annotations
 
-import importlib.util
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from json import dumps
@@ -23,6 +23,7 @@ from typing import Annotated, Any
 
 import typer
 
+from benchmarks.wide import torchft_steps
 from benchmarks.wide.curves import CurveSpec, train
 from benchmarks.wide.predictions import groups, judged, measure_group
 from benchmarks.wide.tables import BY_BLOCKS, PERIOD, SYNCHRONOUS, claims, table
@@ -34,7 +35,6 @@ from laconic_lab.bench.turns import conditions
 
 OUTPUT = Path(__file__).parents[1] / "results" / "wan.json"
 PARTS = ("steps", "losses", "planner")
-PEERS = ("torchft", "hivemind")  # beside DDP and its hooks
 
 
 @dataclass(frozen=True)
@@ -95,6 +95,9 @@ def measured(record: WanRecord, parts: Sequence[str], workloads: Sequence[str], 
     for workload in workloads:
         for key, steps in step_pieces(workload, size) if "steps" in parts else ():
             record.add("steps", key, lambda spec=steps: measure(spec))  # type: ignore[misc]
+        for link in size.links if "steps" in parts and torchft_steps.is_installed() else ():
+            peer = functools.partial(torchft_steps.measure, workload, link, PERIOD, size.blocks)
+            record.add("steps", f"{workload}, {link}, torchft, {size.blocks} turns", peer)
         for key, curve in curve_pieces(workload, size, seeds) if "losses" in parts else ():
             record.add("losses", key, lambda spec=curve: {**asdict(spec), **train(spec)})  # type: ignore[misc]
     for key, group in groups(size.groups) if "planner" in parts else ():
@@ -103,8 +106,8 @@ def measured(record: WanRecord, parts: Sequence[str], workloads: Sequence[str], 
 
 def not_measured() -> list[str]:
     """A sentence for each peer that is left out, and why."""
-    why = {True: "it is installed, but no adapter for it is written", False: "it is not installed"}
-    return [f"{name} is not measured: {why[importlib.util.find_spec(name) is not None]}" for name in PEERS]
+    missing = [] if torchft_steps.is_installed() else ["torchft is not measured: it is not installed"]
+    return [*missing, "hivemind is not measured: nothing here runs it"]
 
 
 def main(

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.planner.groups import Group
-from benchmarks.wide import predictions, tables, wan
+from benchmarks.wide import predictions, tables, torchft_steps, wan
 from benchmarks.wide.curves import CurveSpec, stretch, train
 from laconic.errors import BadInput
 from laconic.workloads import get
@@ -59,6 +59,25 @@ def test_seconds_to_a_loss_are_steps_to_it_times_a_step_on_the_link(made: dict[s
     assert (ours["steps_to_loss"], ours["seconds_to_loss"]) == pytest.approx((25, 25 * 0.11))
     assert (ours["times_infinite_network"], ours["times_infinite_ddp"]) == pytest.approx((1.1, 25 * 0.11 / (20 * 0.1)))
     assert tables.FLOAT32 not in rows  # no step was measured
+
+
+def test_torchft_has_the_steps_to_a_loss_of_the_formula_it_computes(made: dict[str, Any]) -> None:
+    made["steps"]["b"] = _steps("10mbit,40ms", {tables.TORCHFT: 0.5}, 0.1)
+    (row,) = (row for row in tables.time_rows(made) if row["config"] == tables.TORCHFT)
+    assert row["seconds_to_loss"] == pytest.approx(40 * 0.5)  # as diloco in float32, which needs all 40 steps
+    claimed = {each["claim"]: each["value"] for each in tables.claims(made)}
+    best = f"w, 10mbit,40ms, 40 steps: {tables.OVERLAPPED}"
+    assert claimed[f"{best}, times quicker than {tables.TORCHFT}"] == pytest.approx(20 / 2.75)
+
+
+@needs_root
+def test_torchft_is_measured_where_it_is_installed() -> None:
+    pytest.importorskip("torchft")
+    found = torchft_steps.measure("digits-mlp", "100mbit,5ms", period=2, blocks=1)
+    (row,) = found["results"]
+    assert row["config"] == tables.TORCHFT
+    assert row["step_seconds"] > row["compute_seconds"] > 0
+    assert row["sent_nbytes"] > 10_000
 
 
 def test_a_loss_that_one_seed_does_not_reach_is_not_reached(made: dict[str, Any]) -> None:
@@ -119,7 +138,7 @@ def test_parts_are_measured_once_and_taken_up_again(
     found = json.loads(printed(capsys, *words, "--json"))
     (piece,) = found["losses"].values()
     assert (piece["config"], piece["steps"], len(piece["curve"])) == ("ddp", 8, 4)
-    assert found["peers"][0].startswith("torchft")
+    assert found["peers"][-1].startswith("hivemind is not measured")
 
 
 @needs_root
