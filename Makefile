@@ -32,7 +32,7 @@ $(VENV)/ready: pyproject.toml
 	  exit 2; \
 	fi; \
 	echo "setting up $(VENV) with $$($$found --version) (about two minutes, once)"; \
-	{ $$found -m venv $(VENV) && $(BIN)/pip install torch==2.13.0 && $(BIN)/pip install triton==3.7.1 -e '.[dev,docs,etcd,gpu,huggingface,lab,mpi,search,shrink,code,tensorboard]'; } \
+	{ $$found -m venv $(VENV) && $(BIN)/pip install torch==2.13.0 && $(BIN)/pip install triton==3.7.1 -e '.[dev,docs,etcd,gpu,huggingface,lab,mpi,search,shrink,code,tensorboard,ray]'; } \
 	  >.cache/setup.log 2>&1 || { tail -n 40 .cache/setup.log; echo "set-up failed; all that was said is in .cache/setup.log"; exit 2; }
 	@touch $@
 

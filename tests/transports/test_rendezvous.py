@@ -91,6 +91,40 @@ def test_tasks_of_srun_meet_as_slurm_has_numbered_them(tmp_path: Path) -> None:
     assert said == [["0", "2", "3.0", "2.0", "2"], ["1", "2", "3.0", "2.0", "2"]]
 
 
+@pytest.mark.processes
+def test_nodes_of_skypilot_meet_at_the_first(tmp_path: Path) -> None:
+    """With the variables that SkyPilot sets on each node of a task that runs `python train.py`."""
+    (tmp_path / "task.py").write_text(SLURM_TASK)
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "TORCHELASTIC"))}
+    port = str(20000 + 2 * (os.getpid() % 5000) + 1)  # SkyPilot's nodes have networks of their own; tests share one
+    nodes = {"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_IPS": "127.0.0.1\n127.0.0.2", "MASTER_PORT": port}
+    tasks = [
+        subprocess.Popen(
+            [sys.executable, str(tmp_path / "task.py")], stdout=subprocess.PIPE, text=True,
+            env={**kept, **nodes, "SKYPILOT_NODE_RANK": str(rank)},
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    said = [task.communicate(timeout=90)[0].split() for task in tasks]
+    assert said == [["0", "2", "3.0", "2.0", "2"], ["1", "2", "3.0", "2.0", "2"]]
+
+
+def test_half_an_environment_is_refused_and_not_trained_alone_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    _launched(monkeypatch, WORLD_SIZE="4")
+    with pytest.raises(BadInput, match="WORLD_SIZE is set but RANK is not; start with torchrun, or unset WORLD_SIZE"):
+        find_place(1.0)
+    _launched(monkeypatch, RANK="4", MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
+    with pytest.raises(BadInput, match="numbered from 0 to WORLD_SIZE - 1"):
+        find_place(1.0)
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name)
+    _launched(monkeypatch, SKYPILOT_NUM_NODES="2", SKYPILOT_NODE_IPS=" ")
+    with pytest.raises(BadInput, match="SKYPILOT_NODE_IPS, SKYPILOT_NODE_RANK is not"):
+        find_place(1.0)
+
+
 def test_half_an_environment_of_slurm_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)

@@ -1,4 +1,4 @@
-"""Integrations with training frameworks, one file each: transformers, lightning, accelerate.
+"""Integrations with training frameworks, one file each: transformers, lightning, accelerate, ray; and loggers.
 
 Each file imports its framework and no other; where that is missing, the import raises MissingExtra with the cure.
 """

@@ -31,6 +31,7 @@ _held: dict[tuple[str, int], dist.Store] = {}  # that this process serves, by ad
 _set_here: set[str] = set()  # variables of torch's that were made of Slurm's
 _LAUNCHER = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _SLURM = ("SLURM_JOB_ID", "SLURM_LOCALID", "SLURM_PROCID", "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_TASKS")
+_SKYPILOT = ("SKYPILOT_NODE_IPS", "SKYPILOT_NODE_RANK", "SKYPILOT_NUM_NODES")
 SLURM_PORTS = range(20000, 32000)  # below what the kernel gives out; two for each step: torch's and ours
 
 
@@ -39,8 +40,8 @@ class Place:
     """This process's place in the job.
 
     Attributes:
-        launcher: "torchrun" (also our own launcher, and a process group that exists already), "mpiexec", "srun" or
-            "alone".
+        launcher: "torchrun" (also our own launcher, and a process group that exists already), "mpiexec", "srun",
+            "skypilot" or "alone".
         store: where the ranks meet; None under mpiexec, where MPI itself introduces them.
         store_host: the rank whose process holds the store, None when no rank does.
     """
@@ -71,6 +72,12 @@ def find_place(timeout_s: float, engine: str | None = None) -> Place:
         return _from_slurm(timeout_s)
     if any(name in os.environ for name in _MPI_RANK):
         return _from_mpi()
+    if os.environ.get("SKYPILOT_NUM_NODES", "1") != "1":
+        return _from_skypilot(timeout_s)
+    if half := {"RANK", "WORLD_SIZE"} & os.environ.keys() - _set_here:
+        (there,) = half
+        (missing,) = {"RANK", "WORLD_SIZE"} - half
+        raise BadInput(f"{there} is set but {missing} is not; start with torchrun, or unset {there} to train alone")
     return Place(0, 1, "alone", dist.HashStore())
 
 
@@ -91,6 +98,8 @@ def _from_torchrun(timeout_s: float) -> Place:
     if missing:
         raise BadInput(f"RANK is set but {', '.join(missing)} is not; start with torchrun, or unset RANK")
     rank, world_size, port = _numbers("RANK", "WORLD_SIZE", "MASTER_PORT")
+    if not 0 <= rank < world_size:
+        raise BadInput(f"RANK is {rank} and WORLD_SIZE {world_size}: ranks are numbered from 0 to WORLD_SIZE - 1")
     agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     store = _met(os.environ["MASTER_ADDR"], port, rank, world_size, rank == 0 and not agent, timeout_s)
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
@@ -109,18 +118,34 @@ def _from_slurm(timeout_s: float) -> Place:
     rank, world_size, local_rank, job, step = _numbers(
         "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_JOB_ID", "SLURM_STEP_ID"
     )
+    port = SLURM_PORTS.start + 2 * ((job + step) % (len(SLURM_PORTS) // 2))
+    store = _met_beside(first_host(os.environ["SLURM_STEP_NODELIST"]), port, rank, world_size, local_rank, timeout_s)
+    restart = os.environ.get("SLURM_RESTART_COUNT", "0")
+    return Place(rank, world_size, "srun", dist.PrefixStore(f"laconic/r{restart}", store), 0)
+
+
+def _from_skypilot(timeout_s: float) -> Place:
+    """A node of a SkyPilot task that started the script itself, once: rank 0 is on the first node."""
+    missing = [name for name in _SKYPILOT if not os.environ.get(name, "").strip()]
+    if missing:
+        raise BadInput(f"SKYPILOT_NUM_NODES is set but {', '.join(missing)} is not; start it in a task's `run`")
+    rank, world_size = _numbers("SKYPILOT_NODE_RANK", "SKYPILOT_NUM_NODES")
+    first = os.environ["SKYPILOT_NODE_IPS"].split()[0]
+    store = _met_beside(first, SLURM_PORTS.start, rank, world_size, 0, timeout_s)
+    return Place(rank, world_size, "skypilot", dist.PrefixStore("laconic/r0", store), 0)
+
+
+def _met_beside(host: str, port: int, rank: int, world_size: int, local_rank: int, timeout_s: float) -> dist.Store:
+    """Set torch's variables, unless they are set already, and meet at the port after torch's."""
     own = {
-        "MASTER_ADDR": first_host(os.environ["SLURM_STEP_NODELIST"]),
-        "MASTER_PORT": str(SLURM_PORTS.start + 2 * ((job + step) % (len(SLURM_PORTS) // 2))),
-        "RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": str(local_rank),
+        "MASTER_ADDR": host, "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(world_size),
+        "LOCAL_RANK": str(local_rank),
     }  # fmt: skip
     _set_here.update(own.keys() - os.environ.keys())
     for name, value in own.items():
         os.environ.setdefault(name, value)
     (port,) = _numbers("MASTER_PORT")
-    store = _met(os.environ["MASTER_ADDR"], port + 1, rank, world_size, rank == 0, timeout_s)
-    restart = os.environ.get("SLURM_RESTART_COUNT", "0")
-    return Place(rank, world_size, "srun", dist.PrefixStore(f"laconic/r{restart}", store), 0)
+    return _met(os.environ["MASTER_ADDR"], port + 1, rank, world_size, rank == 0, timeout_s)
 
 
 def first_host(nodes: str) -> str:
