@@ -456,6 +456,8 @@ def a_model_on_the_second_device(rank: int, controls: Any) -> None:
             job.finish()
             assert all(abs(float(p.detach().cpu().mean()) + 2) < 0.1 for p in model.parameters())
             job.close()
+    with staging.Staging().copying(torch.device(device)):
+        pass
     assert controls.current_device() == 0
 
 
@@ -475,6 +477,8 @@ def a_model_over_two_devices(rank: int, controls: Any) -> None:
             job.finish()
         assert all(abs(float(p.detach().cpu().mean()) + 1.25) < 0.1 for p in model.parameters())
         assert len(job.gradients.buffers) == 2  # type: ignore[attr-defined]
+        last = [record.bucket for record in job.state.records if record.step == 2]  # type: ignore[attr-defined]
+        assert sorted(last) == [0, 1], last  # what travels together has one record
         assert controls.current_device() == 0
         job.close()
 

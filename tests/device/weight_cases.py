@@ -17,6 +17,7 @@ from torch.distributed.fsdp import fully_shard
 import laconic
 from laconic.errors import BadInput
 from laconic.exchange.fsdp import ShardedCompression
+from laconic.exchange.staging import Staging
 
 DEVICE = "fakegpu:0"
 EXACT = (
@@ -184,18 +185,27 @@ def masters_go_on_to_the_bit_on_device_and_host(rank: int, controls: Any) -> Non
 
 def masters_on_the_device_wait_for_slow_streams(rank: int, controls: Any) -> None:
     """Also where a fragment's mean is taken by the exchange thread: it waits for what is offered, the loop for it."""
-    for spec, steps in (("local(1)", 1), ("local(2, delay=1)", 3)):
-        with torch.Stream(device=DEVICE):
-            model = nn.Linear(64, 64, bias=False).to(DEVICE)
-            optimizer = torch.optim.SGD(model.parameters(), 0.0)
-            job = laconic.distribute(model, optimizer, consistency=spec, codec="none", masters="device")
-            for _ in range(steps):
-                model.weight.grad = torch.zeros_like(model.weight)
-                controls.slow_fill(model.weight.detach(), 1.0 + 4 * rank, 60)
-                optimizer.step()
-            assert bool((model.weight.detach().cpu() == 3).all()), (spec, model.weight[0, 0].item())
-            job.finish()
-            job.close()
+    give_back, other = Staging.give_back, torch.zeros(8, device=DEVICE)
+
+    def late(self: Staging, gradients: Any, values: Tensor) -> None:
+        with self.copying(torch.device(DEVICE)):
+            controls.slow_fill(other, 0.0, 60)  # what is queued on the copy stream before the means
+        give_back(self, gradients, values)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Staging, "give_back", late)
+        for spec, steps in (("local(1)", 1), ("local(2, delay=1)", 3)):
+            with torch.Stream(device=DEVICE):
+                model = nn.Linear(64, 64, bias=False).to(DEVICE)
+                optimizer = SlowOptimizer(model, controls)
+                optimizer.value = 1.0 + 4 * rank
+                job = laconic.distribute(model, optimizer, consistency=spec, codec="none", masters="device")
+                for _ in range(steps):
+                    optimizer.step()
+                found = model.weight.detach().cpu()
+                assert bool((found == 3).all()), (spec, found[0, 0])
+                job.finish()
+                job.close()
 
 
 def masters_are_refused_in_a_sentence(rank: int, controls: Any) -> None:
@@ -269,15 +279,26 @@ def copies_are_pinned_and_nobody_waits_for_a_device(rank: int, controls: Any) ->
             job.close()
 
 
+class SlowOptimizer(torch.optim.SGD):
+    """Its step returns while the device is still writing `value` into all weights, on the current stream."""
+
+    def __init__(self, model: nn.Module, controls: Any) -> None:
+        super().__init__(model.parameters(), 0.0)
+        self.value, self._controls = 0.0, controls
+
+    def step(self, closure: Any = None) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            self._controls.slow_fill(parameter.detach(), self.value, 60)
+
+
 def weights_on_a_slow_side_stream(rank: int, controls: Any) -> None:
     """What the optimiser is still writing when its step returns is what is averaged, and the next reader waits."""
     with torch.Stream(device=DEVICE):
         model = nn.Linear(64, 64, bias=False).to(DEVICE)
-        optimizer = torch.optim.SGD(model.parameters(), 0.0)
+        optimizer = SlowOptimizer(model, controls)
         job = laconic.distribute(model, optimizer, consistency="local(1)", codec="none")
         for step in range(3):
-            model.weight.grad = torch.zeros_like(model.weight)
-            controls.slow_fill(model.weight.detach(), float(step + 4 * rank), 60)
+            optimizer.value = float(step + 4 * rank)
             optimizer.step()
             assert bool((model.weight.detach().cpu() == step + 2).all())
         job.finish()
