@@ -101,7 +101,7 @@ def measured(record: WanRecord, parts: Sequence[str], workloads: Sequence[str], 
         for key, curve in curve_pieces(workload, size, seeds) if "losses" in parts else ():
             record.add("losses", key, lambda spec=curve: {**asdict(spec), **train(spec)})  # type: ignore[misc]
     for key, group in groups(size.groups) if "planner" in parts else ():
-        record.add("planner", key, lambda group=group: measure_group(group, size.blocks))  # type: ignore[misc]
+        record.add("planner", f"{key}, {size.blocks} turns", lambda group=group: measure_group(group, size.blocks))  # type: ignore[misc]
 
 
 def not_measured() -> list[str]:

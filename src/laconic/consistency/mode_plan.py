@@ -18,9 +18,9 @@ MAY_CHANGE = ("period", "learning_rate", "momentum")
 class ModePlan:
     """The modes of a training by their first steps.
 
-    >>> plan = ModePlan({0: "diloco(20)", 1000: "diloco(100, learning_rate=0.5)"})
+    >>> plan = ModePlan({0: "diloco(20)", 1000: "diloco(200, learning_rate=0.5)"})
     >>> str(plan.at(999)), str(plan.at(1000))
-    ('diloco(20)', 'diloco(100, learning_rate=0.5)')
+    ('diloco(20)', 'diloco(200, learning_rate=0.5)')
 
     Raises:
         BadInput: no mode for step 0, or modes that differ in more than MAY_CHANGE.
