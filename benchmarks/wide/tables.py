@@ -22,7 +22,7 @@ FLOAT32, BLOCKING = f"distribute:none@diloco({PERIOD})", f"distribute:dynamic8@d
 OVERLAPPED = f"distribute:dynamic8@diloco({PERIOD}, fragments=4, delay=6, mix=0.5)"
 FOUR_BIT = f"distribute:fp4(e3m0)@diloco({PERIOD})"
 ROTATED = f"distribute:hadamard+int4@diloco({PERIOD})"
-SPARSE = f"distribute:topk(192, bucket=4096)+int2@sparseloco({PERIOD})"
+SPARSE = f"distribute:topk(192, bucket=4096)+int2@sparseloco({PERIOD}, learning_rate=4)"
 OFTEN = "distribute:dynamic8@local(16, fragments=4, delay=3, mix=0.5)"
 BY_BLOCKS = (FLOAT32, BLOCKING, OVERLAPPED, FOUR_BIT, ROTATED, SPARSE, OFTEN)
 TORCHFT = f"torchft DiLoCo({PERIOD})"  # the formula of FLOAT32, so that losses are those

@@ -428,7 +428,7 @@ def test_presets_say_what_they_are_and_what_is_given_comes_first() -> None:
         return said
 
     sparse, streaming, own = run_threads(2, work, timeout_s=60)[0]
-    assert "sparseloco(8, fragments=1, delay=0, mix=0.0, momentum=0.0, learning_rate=4.0, nesterov=false" in sparse
+    assert "sparseloco(8, fragments=1, delay=0, mix=0.0, momentum=0.0, learning_rate=1.0, nesterov=false" in sparse
     assert "with codec topk(192, bucket=4096)+int2, feedback_decay=0.8" in sparse
     assert "streaming(8, fragments=2, delay=3, mix=0.5, momentum=0.9" in streaming
     assert "with codec fp4(e3m0)\n" in streaming
@@ -448,7 +448,12 @@ def test_sparseloco_is_its_formula() -> None:
         model.weight.data.copy_(begin)
         optimizer = torch.optim.SGD(model.parameters(), rate)
         job = laconic.distribute(
-            model, optimizer, consistency="sparseloco(3)", codec=codec, algorithm="gather", world=World(transport)
+            model,
+            optimizer,
+            consistency="sparseloco(3, learning_rate=4)",
+            codec=codec,
+            algorithm="gather",
+            world=World(transport),
         )
         for step in range(steps):
             model.weight.grad = drift(transport.rank, step).view(1, -1)
@@ -469,6 +474,16 @@ def test_sparseloco_is_its_formula() -> None:
         theta = theta + 4 * (sent[0] + sent[1]) / 2
     for own in run_threads(2, work, timeout_s=60):
         torch.testing.assert_close(own, theta, rtol=1e-5, atol=1e-6)
+
+
+def test_long_sparse_steps_do_not_overshoot_where_all_values_move() -> None:
+    def work(transport: Any) -> tuple[Tensor, Tensor]:
+        job = _job(World(transport), "sparseloco(8, learning_rate=4)", "topk(0.05)")
+        _train(job, range(3))
+        return _flat(job.model), _ended(job)
+
+    (one, end), (other, _) = run_threads(2, work, timeout_s=60)
+    torch.testing.assert_close(end, (one + other) / 2)
 
 
 @pytest.mark.parametrize("decay", [0.0, 1.5, -1, True, "0.5"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -136,11 +136,12 @@ class Streaming(Diloco):
 class SparseLoco(Diloco):
     """A preset of `diloco`: 192 of every 4096 values at two bits, with a decaying feedback in place of outer momentum.
 
-    With e what a worker has not sent: e ← β·e + Δ, send C(e), e ← e − C(e), θ ← θ − η·mean(C(e)), β = 0.8 and η = 4.
+    With e what a worker has not sent: e ← β·e + Δ, send C(e), e ← e − C(e), θ ← θ − η·mean(C(e)), β = 0.8 and η = 1.
     The options are those of `diloco`; `codec` is topk(192, bucket=4096)+int2 and `feedback_decay` β if none is given.
 
-    η is above 1 because nothing else makes steps longer: with `diloco`'s own momentum a lasting gradient counts
-    0.7/(1 − 0.9) = 7 times.
+    Nothing but η makes steps longer: with `diloco`'s own momentum a lasting gradient counts 0.7/(1 − 0.9) = 7 times. So
+    transformers trained by AdamW want `learning_rate` 4; with momentum SGD more than 1 may diverge. Where more than
+    half of the values moved, as with a dense codec and when `finish` ends a block exactly, η is at most 1.
 
     Cost: 0.39 bits a weight every `period` steps; a residual as long as the weights.
 
@@ -148,12 +149,12 @@ class SparseLoco(Diloco):
     'sparseloco(50)'
 
     Source: Sarfi et al., Communication Efficient LLM Pre-training with SparseLoCo, 2025.
-    Differs: two bits are a sign and one of two means, see `int2`; η and β are for trainings of tens of outer steps.
+    Differs: two bits are a sign and one of two means, see `int2`; β is for trainings of tens of outer steps.
     """
 
     period: int = 30
     momentum: float = 0.0
-    learning_rate: float = 4.0
+    learning_rate: float = 1.0
     nesterov: bool = False
 
     codec: ClassVar[str] = "topk(192, bucket=4096)+int2"
@@ -161,3 +162,8 @@ class SparseLoco(Diloco):
     summary: ClassVar[str] = "diloco by the largest 4.7 % of movements at 2 bits, without outer momentum"
     source: ClassVar[str] = "Sarfi et al., SparseLoCo, 2025"
     examples: ClassVar[tuple[str, ...]] = ("sparseloco(8)",)
+
+    def merge(self, start: Tensor, mean: Tensor, workers: int, held: dict[str, Tensor]) -> Tensor:
+        dense = 2 * int(torch.count_nonzero(mean != start)) > start.numel()
+        steps = replace(self, learning_rate=min(1.0, self.learning_rate)) if dense else self
+        return super(SparseLoco, steps).merge(start, mean, workers, held)
