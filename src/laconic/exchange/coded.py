@@ -240,8 +240,9 @@ def stays_on_device(
     channels: Sequence[Channel], transport: Transport, algorithm: str, hosts: tuple[int, ...] | None
 ) -> bool:
     """Whether these channels' payloads travel on the device, by collectives of the engine's own group."""
-    there = transport.collects and algorithm == "direct" and hosts is None
-    return there and all(channel.buffer.device == transport.device for channel in channels)
+    if not transport.collects or algorithm != "direct" or hosts is not None:
+        return False
+    return all(channel.codec.fixed_size and channel.buffer.device == transport.device for channel in channels)
 
 
 def reduce_scatter_steps(channels: Sequence[Channel], transport: Transport, step: int = 0) -> Steps:
