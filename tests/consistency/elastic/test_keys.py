@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from pathlib import Path
@@ -40,8 +41,9 @@ class Keys:
 
 @pytest.mark.parametrize("revoked", [0, 2], ids=["coordinator", "member"])
 def test_a_revoked_member_is_out_with_the_next_view(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, revoked: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, revoked: int
 ) -> None:
+    caplog.set_level(logging.INFO, "laconic.consistency")
     keys, meeting = Keys(monkeypatch, 3), Meeting(tmp_path)
     for public in keys.public:
         meeting.change_list(public, "somebody")
@@ -59,6 +61,7 @@ def test_a_revoked_member_is_out_with_the_next_view(
     assert "is not on the job's list" in str(gone.error)
     assert_alike(workers)
     assert [event["what"] for event in meeting.events()].count("lost: its key was revoked") == 1
+    assert f": worker {revoked + 1} lost: its key was revoked" in caplog.text, "the log says why the view changed"
 
 
 def test_who_is_not_on_the_list_cannot_come_and_is_told_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

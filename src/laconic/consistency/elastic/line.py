@@ -230,7 +230,10 @@ class Line:
         staying = [(member, place) for member, place in self.view.members if member not in lost]
         coming = [(m, self.newcomers[m].address) for m in self.newcomers if m in admitted and self.reaches(m)]
         coming = coming[: MAX_MEMBERS - len(staying)]
-        view = View(self.view.number + 1, (*staying, *coming), self.view.job, self.view.begun)
+        changes = {m: "left" if m in self._leaving else f"lost: {loss.why}" for m, loss in lost.items()}
+        changes |= {m: "joined" for m, _ in coming}
+        why = "; ".join(f"worker {member} {what}" for member, what in changes.items())
+        view = View(self.view.number + 1, (*staying, *coming), self.view.job, self.view.begun, why)
         if not self.meeting.publish(view):
             newest = self.meeting.newest(self.view.number)
             assert newest is not None
@@ -238,10 +241,7 @@ class Line:
         announcement = pack(MemberKind.VIEW, view.number, step, text=view.to_json())
         for member in view.ids[1:]:
             self.tell(member, announcement)
-        self.meeting.record(
-            [event(view, step, m, "left" if m in self._leaving else f"lost: {x.why}", redo) for m, x in lost.items()]
-            + [event(view, step, m, "joined") for m, _ in coming]
-        )
+        self.meeting.record([event(view, step, m, what, redo if m in lost else 0) for m, what in changes.items()])
         return view
 
     # messages

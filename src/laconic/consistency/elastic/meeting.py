@@ -49,6 +49,7 @@ class View:
     members: tuple[tuple[int, str], ...]  # (id, address) of each
     job: str  # what is trained, so that nobody joins with another model or other data
     begun: float  # when view 1 was made, in seconds since 1970
+    why: str = ""  # who has come and gone since the view before, for logs
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -62,7 +63,8 @@ class View:
 
     def to_json(self) -> str:
         """As `parse` reads it."""
-        return seal({"number": self.number, "members": self.members, "job": self.job, "begun": self.begun})
+        said = {"number": self.number, "members": self.members, "job": self.job, "begun": self.begun, "why": self.why}
+        return seal(said)
 
     @classmethod
     def parse(cls, text: str | bytes) -> View:
@@ -74,7 +76,7 @@ class View:
         try:
             data = unseal(text)
             members = tuple((int(member), str(address)) for member, address in data["members"])
-            return cls(int(data["number"]), members, str(data["job"]), float(data["begun"]))
+            return cls(int(data["number"]), members, str(data["job"]), float(data["begun"]), str(data.get("why", "")))
         except (ValueError, KeyError, TypeError, OverflowError) as error:
             raise PayloadError(f"not a view: {error}") from None
 

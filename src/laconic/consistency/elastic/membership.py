@@ -183,7 +183,11 @@ class Membership:
         if watch.id not in view.ids:
             raise Fenced
         watch.enter(view)
-        LOGGER.info("worker %d enters view %d of members %s", watch.id, view.number, view.ids)
+        why = view.why or "the job begins"
+        LOGGER.info("worker %d enters view %d of members %s: %s", watch.id, view.number, view.ids, why)
+        for member, address in view.members:
+            how = ", through a relay" if member == watch.id and watch.line.is_relayed else ""
+            LOGGER.info("worker %d is reached at %s%s", member, address.rpartition(":")[0], how)
         if watch.is_coordinator:
             self._gather_reports()
         else:
