@@ -105,7 +105,9 @@ class BehindRouters(Apart):
             subprocess.run(["ip", "netns", "del", name], capture_output=True)
 
 
-@pytest.fixture(params=[Apart, BehindRouters], ids=["no route", "routers"])
+@pytest.fixture(
+    params=[pytest.param(Apart, id="no route"), pytest.param(BehindRouters, id="routers", marks=pytest.mark.slow)]
+)
 def apart(request: pytest.FixtureRequest) -> Iterator[Apart]:
     if not sys.platform.startswith("linux") or os.geteuid() != 0:
         pytest.skip("emulated hosts need Linux and root")
