@@ -33,10 +33,16 @@ if TYPE_CHECKING:
 
 HEADER_NBYTES = 16
 HEADER_WORDS = HEADER_NBYTES // 4  # of 32 bits
+ALIGN = 16  # bytes, of payloads in a message
 _MAGIC = 0x4C
 _VERSION = 1
 _STRIDE = 0x9E3779B9  # between the positions of neighbouring words: 2³²/φ, odd
 _FIELDS = struct.Struct("<BBHQI")  # magic, version, codec id, numel, checksum
+
+
+def aligned(nbytes: int) -> int:
+    """Round up to where the next payload of a message begins."""
+    return -(-nbytes // ALIGN) * ALIGN
 
 
 @functools.cache

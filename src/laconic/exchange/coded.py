@@ -34,10 +34,11 @@ import torch
 from torch import Tensor
 
 from laconic.codecs import Codec
+from laconic.codecs.frame import aligned
 from laconic.codecs.poison import is_poison, poison, poisons
 from laconic.codecs.selector import Sparse
 from laconic.errors import NonFiniteError, PayloadError
-from laconic.exchange.coded_plan import EXACT, Encoding, Part, Piece, PlannedRound, aligned, plan_rounds
+from laconic.exchange.coded_plan import EXACT, Encoding, Part, Piece, PlannedRound, plan_rounds
 from laconic.exchange.residuals import PLAIN, Encoder, Site
 from laconic.schedules.link import Link
 from laconic.transports.base import Call, Incoming, Outgoing, Pausing, Steps, Timings, Transport, drive, finish

@@ -35,13 +35,7 @@ GATHER = "gather"  # every rank sends its whole payload to every other
 EXACT = NoneCodec()
 SMALL = 1 / 16  # of all values, times the world size: a cast's channel up to this is sent whole
 SEGMENT_NBYTES = 4 << 20  # of payload: what is under way at once, up to four exchanges of this, sent and received
-ALIGN = 16  # bytes, of payloads in a message
 Slice = tuple[int, int]
-
-
-def aligned(nbytes: int) -> int:
-    """Round `nbytes` up to the alignment."""
-    return -(-nbytes // ALIGN) * ALIGN
 
 
 class Piece(NamedTuple):

@@ -20,10 +20,10 @@ from torch import Tensor
 from laconic.codecs import Codec
 from laconic.codecs.device import on_device
 from laconic.codecs.device.streams import copy, mark, pinned_memory
-from laconic.codecs.frame import HEADER_NBYTES
+from laconic.codecs.frame import HEADER_NBYTES, aligned
 from laconic.codecs.poison import is_poison
 from laconic.errors import PayloadError
-from laconic.exchange.coded_plan import Part, Piece, PlannedRound, aligned
+from laconic.exchange.coded_plan import Part, Piece, PlannedRound
 from laconic.transports.base import Call, Pausing, Transport
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 20e-6, 1e-3

@@ -27,9 +27,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from laconic.codecs import Codec, codec
+from laconic.codecs.frame import aligned
 from laconic.errors import BadInput, PayloadError
 from laconic.exchange.coded import Channel, decode
-from laconic.exchange.coded_plan import aligned
 from laconic.exchange.fsdp_layout import ParameterShard, all_gather, columns, laid_out
 from laconic.exchange.job import BucketRecord
 

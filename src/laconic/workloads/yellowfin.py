@@ -180,6 +180,9 @@ def single_step(variance: float, distance: float, least: float, most: float) -> 
     # p·x = (1 − x)³ by Cardano, with y = x − 1: y³ + p·y + p = 0
     w = math.cbrt(-(math.sqrt(p * p + 4 / 27 * p**3) + p) / 2)
     root = 1.0 + w - p / (3 * w) if w else 0.0
+    if root < 0.5:  # a difference of numbers near 1: what it has lost, one step of Newton's method brings back
+        root = max(root, 0.0)
+        root += ((1 - root) ** 3 - p * root) / (3 * (1 - root) ** 2 + p)
     wide = math.sqrt(most / least)
     root = min(max(root, (wide - 1) / (wide + 1), 0.0), 1.0 - 1e-6)
     return root * root, (1 - root) ** 2 / least

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from laconic.codecs import Codec
+from laconic.codecs.frame import aligned
 from laconic.codecs.poison import poison, poisons
 from laconic.consistency.elastic.messages import MAX_MEMBERS
 from laconic.consistency.elastic.vectors import Collected, Occasion, Offer, Rule, Unreadable
 from laconic.errors import NonFiniteError, PayloadError
-from laconic.exchange.coded_plan import aligned
 from laconic.exchange.residuals import Residuals
 from laconic.storage.form import check_named
 
