@@ -14,13 +14,14 @@ from torch import nn
 
 import laconic
 from laconic.consistency.elastic import handover
-from laconic.consistency.elastic.handover import Handover, Loader
+from laconic.consistency.elastic.handover import Handover, Loader, _catalogue
 from laconic.consistency.elastic.line import Line
 from laconic.consistency.elastic.meeting import Meeting, View
 from laconic.consistency.elastic.membership import Membership
-from laconic.consistency.elastic.messages import NO_MODEL, MemberKind, MemberMessage, pack, unpack
+from laconic.consistency.elastic.messages import NO_MODEL, AgreementNote, MemberKind, MemberMessage, pack, unpack
 from laconic.consistency.elastic.replica import Replica
-from laconic.transports.frame import Frame
+from laconic.errors import PayloadError
+from laconic.transports.frame import NOTHING, Frame
 from laconic.workloads.order import SampleLedger
 from tests.consistency.elastic.trainers import Trainer, assert_alike, until
 
@@ -181,3 +182,25 @@ def test_memory_for_newcomers_is_bounded_and_given_back(monkeypatch: pytest.Monk
     monkeypatch.setattr(handover, "IDLE_S", 0.0)
     member.agreed(200, mean, {})
     assert member.held_nbytes == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "body"),
+    [
+        ("{", b""), ("[]", b""), ('{"at": 1, "digest": null}', b""), ('{"at": "x", "digest": null, "blobs": []}', b""),
+        ('{"at": 1, "digest": null, "blobs": [[0, 99, null]]}', b""),
+        ('{"at": 1, "digest": null, "blobs": [[0, 99, null]]}', b"123"),
+        ('{"at": 1, "digest": null, "blobs": [[0, -9999999, null]]}', b""),
+        ('{"at": 1, "digest": null, "blobs": [[0, 99, {"parts": 2}]]}', b"1234"),
+    ],
+)  # fmt: skip
+def test_a_forged_offer_is_one_error(text: str, body: bytes) -> None:
+    content = torch.frombuffer(bytearray(body), dtype=torch.uint8) if body else NOTHING
+    with pytest.raises(PayloadError, match=r"OFFERED from worker 3|JSON"):
+        _catalogue(unpack(3, pack(MemberKind.OFFERED, 0, 1, text=text, body=content)))
+
+
+@pytest.mark.parametrize("text", ["x", '{"parts": 1}', '{"parts": "a", "included": [], "ids": [], "paces": []}'])
+def test_a_forged_agreement_is_one_error(text: str) -> None:
+    with pytest.raises(PayloadError):
+        unpack(3, pack(MemberKind.REPEAT, 0, 1, text=text)).read(AgreementNote)

@@ -12,6 +12,7 @@ that a user has seen. When the view changes, the step is repeated unless a membe
 from __future__ import annotations
 
 import contextlib
+import json
 import time
 from collections.abc import Callable, Iterator
 from typing import NoReturn
@@ -20,8 +21,7 @@ from laconic.consistency.elastic.exchanged import Exchanged
 from laconic.consistency.elastic.line import Line, NewView
 from laconic.consistency.elastic.meeting import View
 from laconic.consistency.elastic.membership import Membership
-from laconic.consistency.elastic.messages import MemberKind, MemberMessage
-from laconic.consistency.elastic.progress import pace_text, read_paces
+from laconic.consistency.elastic.messages import AgreementNote, MemberKind, MemberMessage, Paces
 from laconic.consistency.elastic.vectors import Collected, Mean, Occasion, Offer, Unreadable, collect
 from laconic.consistency.elastic.view_transport import ViewTransport
 from laconic.consistency.elastic.watch import TICK_S, MemberWatch, Standing
@@ -144,7 +144,7 @@ class Group:
     def note(self, mean: Mean, parts: Parts) -> None:
         """Keep an agreed mean for newcomers that load the state, before it is applied."""
         ids = [self.view.ids[place] for place in mean.included]
-        about = {"parts": parts, "included": list(mean.included), "ids": ids, "paces": list(mean.paces.items())}
+        about = AgreementNote(parts, mean.included, tuple(ids), tuple(mean.paces.items()))
         self.watch.handover.agreed(self.standing.step, mean.values, about)
 
     def _announce_keeping(self) -> None:
@@ -176,7 +176,7 @@ class Group:
         if watch.is_coordinator:
             self._until(lambda: all(progress.ready.get(member) == step for member in watch.others))
             self._announce_keeping()
-            watch.say(MemberKind.COMMIT, text=pace_text(self._paces()))
+            watch.say(MemberKind.COMMIT, text=json.dumps(list(self._paces().items())))
         else:
             watch.say(MemberKind.READY, self.pace)
             self._until(lambda: progress.committed == step)
@@ -249,7 +249,7 @@ class Group:
             what = f"the mean of step {message.step} from worker {message.sender}"
             raise PayloadError(f"[worker {self.watch.id}] {what} cannot be read: {error}") from None
         included = tuple(place for place in range(len(self.view.ids)) if message.detail >> place & 1)
-        return Mean(values, included, read_paces(message.text))
+        return Mean(values, included, dict(message.read(Paces, ())))
 
     def _collect(self, wire: Collected, samples: int, occasion: Occasion) -> Mean:
         """The coordinator's part of a step."""
@@ -265,7 +265,7 @@ class Group:
             watch.propose([LostPeer(error.member, watch.id, str(error))])
         self._announce_keeping()
         if body is not None:
-            watch.say(MemberKind.MEAN, watch.bits(included), body=body, text=pace_text(self._paces()))
+            watch.say(MemberKind.MEAN, watch.bits(included), body=body, text=json.dumps(list(self._paces().items())))
         return Mean(values, tuple(map(ids.index, included)), self._paces())
 
     # the end of a step

@@ -19,7 +19,7 @@ import time
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -27,8 +27,10 @@ from torch import Tensor
 
 from laconic.consistency.elastic.line import Line
 from laconic.consistency.elastic.meeting import View
-from laconic.consistency.elastic.messages import NO_MODEL, MemberKind, MemberMessage, pack
+from laconic.consistency.elastic.messages import NO_MODEL, AgreementNote, MemberKind, MemberMessage, StateOffer, pack
 from laconic.consistency.elastic.replica import Replica
+from laconic.errors import PayloadError
+from laconic.storage.typed_json import to_plain
 from laconic.transports.frame import NOTHING, Frame
 
 CHUNK_NBYTES = 1 << 18
@@ -57,7 +59,7 @@ def _noted(digests: dict[int, int], step: int, replica: Replica) -> dict[int, in
 class Blob:
     """Bytes that are handed out in chunks: the state after `step` agreements, or the mean of agreement `step`."""
 
-    def __init__(self, step: int, content: Tensor, about: dict[str, Any] | None = None) -> None:
+    def __init__(self, step: int, content: Tensor, about: AgreementNote | None = None) -> None:
         self.step, self.content, self.about = step, content.view(torch.uint8), about
         parts = range(0, self.content.numel(), CHUNK_NBYTES)
         self.checksums = [zlib.crc32(self.content[at : at + CHUNK_NBYTES].numpy().data) for at in parts]
@@ -96,7 +98,7 @@ class Handover:
         """Keep a snapshot of the state after so many agreements."""
         self._keeps_at = step
 
-    def agreed(self, step: int, values: Tensor, about: dict[str, Any]) -> None:
+    def agreed(self, step: int, values: Tensor, about: AgreementNote) -> None:
         """Note the mean of agreement `step`, before it is applied."""
         if self._state is not None and self._is_idle():
             self._drop()
@@ -114,9 +116,7 @@ class Handover:
         if self._is_idle():
             self._digests.clear()
         else:
-            self._digests = {s: d for s, d in self._digests.items() if s > step - 2 * LAG} | {
-                step: digest(self._replica)
-            }
+            self._digests = _noted(self._digests, step, self._replica)
 
     def send_on(self, step: int) -> None:
         """As coordinator, send the mean of agreement `step` to newcomers that have all but caught up."""
@@ -148,10 +148,10 @@ class Handover:
 
     def _offered(self, step: int, begun: bool, at: int) -> Frame:
         blobs = [self._state, *self._means.values()] if self._state else []
-        about = [[b.step, b.content.nbytes, b.about] for b in blobs if b]
+        listed = tuple((b.step, b.content.nbytes, b.about) for b in blobs if b)
         sums = np.array([each for b in blobs if b for each in b.checksums], dtype="<u4")
         body = torch.from_numpy(sums.view(np.uint8)) if len(sums) else NOTHING
-        text = json.dumps({"at": at, "digest": self._digests.get(at), "blobs": about})
+        text = json.dumps(to_plain(StateOffer(at, self._digests.get(at), listed)))
         return pack(MemberKind.OFFERED, 0, step, flag=begun, body=body, text=text)
 
     def _is_idle(self) -> bool:
@@ -166,7 +166,7 @@ class Catalogued(NamedTuple):
 
     step: int
     nbytes: int
-    about: dict[str, Any] | None  # of a mean: how it is applied
+    about: AgreementNote | None  # of a mean: how it is applied
     checksums: tuple[int, ...]
 
     @property
@@ -212,7 +212,7 @@ class Loader:
         line: Line,
         replica: Replica,
         load: Callable[[Tensor, int], None],
-        repeat: Callable[[Tensor, int, dict[str, Any]], None],
+        repeat: Callable[[Tensor, int, AgreementNote], None],
     ) -> None:
         self._line, self._replica, self._load, self._repeat = line, replica, load, repeat
         self._is_needless = 4 * replica.weights.values.nbytes <= SMALL_NBYTES  # weights, and an optimiser's three
@@ -246,7 +246,7 @@ class Loader:
             self.is_ready = True
             return
         about, catalogue = _catalogue(offer)
-        own, theirs = self._digests.get(about["at"]), about["digest"]
+        own, theirs = self._digests.get(about.at), about.digest
         if None not in (own, theirs):
             self._is_verified = own == theirs
             if own != theirs:  # those who had made these steps are gone
@@ -307,7 +307,7 @@ class Loader:
         """Apply the mean of the agreement that the members have just made."""
         if message.step == self.step:
             self._downloads = []
-            self._repeat(message.body, message.step, json.loads(message.text))
+            self._repeat(message.body, message.step, message.read(AgreementNote))
             self._note(self.step + 1)
 
     def _finish(self, load: _Download) -> None:
@@ -325,16 +325,22 @@ class Loader:
 
 def repeated(mean: Blob, view: int) -> Frame:
     """The message by which a worker makes up for one agreement."""
-    body, text = mean.content.view(torch.float32), json.dumps(mean.about)
+    body, text = mean.content.view(torch.float32), json.dumps(to_plain(mean.about))
     return pack(MemberKind.REPEAT, view, mean.step, text=text, body=body)
 
 
-def _catalogue(offer: MemberMessage) -> tuple[dict[str, Any], list[Catalogued]]:
-    """Read what an OFFERED says, and what it lists: a state, then means."""
-    sums, found = tuple(offer.body.view(torch.uint8).numpy().view("<u4").tolist()), []
-    said = json.loads(offer.text)
-    for step, nbytes, about in said["blobs"]:
-        chunks = -(-nbytes // CHUNK_NBYTES)
-        found.append(Catalogued(step, nbytes, about, sums[:chunks]))
-        sums = sums[chunks:]
+def _catalogue(offer: MemberMessage) -> tuple[StateOffer, list[Catalogued]]:
+    """Read what an OFFERED says, and what it lists: a state, then means.
+
+    Raises:
+        PayloadError: its checksums are not those of what it lists.
+    """
+    said, found = offer.read(StateOffer), []
+    sums = tuple(offer.body.view(torch.uint8).numpy().view("<u4").tolist()) if offer.body.nbytes % 4 == 0 else ()
+    counts = [-(-nbytes // CHUNK_NBYTES) for _, nbytes, _ in said.blobs]
+    if sum(counts) != len(sums) or min(counts, default=0) < 0:
+        raise PayloadError(f"OFFERED from worker {offer.sender}: {len(sums)} checksums of {sum(counts)} chunks")
+    for (step, nbytes, about), count in zip(said.blobs, counts, strict=True):
+        found.append(Catalogued(step, nbytes, about, sums[:count]))
+        sums = sums[count:]
     return said, found

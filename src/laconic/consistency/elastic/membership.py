@@ -10,9 +10,7 @@ Invariant: members of one view that have applied the same number of steps hold t
 
 from __future__ import annotations
 
-import json
 import time
-from typing import Any
 
 from torch import Tensor
 
@@ -20,7 +18,7 @@ from laconic.consistency.elastic.exchanged import Exchanged
 from laconic.consistency.elastic.handover import Loader, repeated
 from laconic.consistency.elastic.line import Line, NewView
 from laconic.consistency.elastic.meeting import Meeting, View, event
-from laconic.consistency.elastic.messages import NO_MODEL, MemberKind, MemberMessage
+from laconic.consistency.elastic.messages import NO_MODEL, AgreementNote, MemberKind, MemberMessage
 from laconic.consistency.elastic.options import Deadline, ElasticOptions
 from laconic.consistency.elastic.outage import RETRY_S, Outage, outlast
 from laconic.consistency.elastic.replica import Replica, StepWork
@@ -253,7 +251,7 @@ class Membership:
             if message.kind is MemberKind.FETCH:
                 watch.say(MemberKind.STATE, body=self.replica.save())
             elif message.kind is MemberKind.START:
-                standing.held, standing.parts, newest = not message.flag, int(message.text or 0), message.step
+                standing.held, standing.parts, newest = not message.flag, message.read(int, 0), message.step
                 standing.begun |= not standing.held
                 standing.new |= {m for place, m in enumerate(watch.view.ids) if message.detail >> place & 1}
                 if message.step == standing.step:
@@ -263,7 +261,7 @@ class Membership:
                 self._take(message)
                 return watch.say(MemberKind.HELD, to=watch.others)
             elif message.kind is MemberKind.REPEAT and message.step == standing.step:
-                self._repeat(message.body, message.step, json.loads(message.text))
+                self._repeat(message.body, message.step, message.read(AgreementNote))
                 standing.step += 1
                 if standing.step == newest:
                     return watch.say(MemberKind.HELD, to=watch.others)
@@ -278,11 +276,10 @@ class Membership:
         self.replica.load(block)
         self.wire.resume(step, self.watch.id in self.replica.included)
 
-    def _repeat(self, values: Tensor, step: int, about: dict[str, Any]) -> None:
+    def _repeat(self, values: Tensor, step: int, about: AgreementNote) -> None:
         """Apply the mean of an agreement that this worker had no part in."""
         self.work.abandon()
-        parts = about["parts"] if isinstance(about["parts"], int) else tuple(about["parts"])
-        self.work.apply(values, parts, tuple(about["included"]), dict(about["paces"]))
+        self.work.apply(values, about.parts, about.included, dict(about.paces))
         if self.replica.coded_numel:
-            self.replica.extra["included"] = about["ids"]
-        self.wire.resume(step + 1, self.watch.id in about["ids"])
+            self.replica.extra["included"] = list(about.ids)
+        self.wire.resume(step + 1, self.watch.id in about.ids)

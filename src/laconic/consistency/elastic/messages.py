@@ -5,12 +5,19 @@ Callers: `line.py` unpacks; senders pack. Every message belongs to a view.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor
 
 from laconic.errors import PayloadError
+from laconic.storage import json_text
+from laconic.storage.typed_json import from_plain
 from laconic.transports.frame import NOTHING, Frame, Header, MessageKind, family
+from laconic.workloads.order import Parts
+
+T = TypeVar("T")
+Paces = tuple[tuple[int, int], ...]  # members, and nanoseconds that a sample takes there
 
 MAX_MEMBERS = 64  # bits of a message's `detail`
 NO_MODEL = -1  # the step of a worker that has no state yet
@@ -48,6 +55,32 @@ class MemberKind(MessageKind):
     REPEAT = 87  # C: body: the mean of `step`, for a member that is a few steps behind; text: how it is applied
 
 
+@dataclass(frozen=True)
+class AgreementNote:
+    """What a REPEAT says of the agreement that it repeats.
+
+    Attributes:
+        parts: how the samples were divided.
+        included: the places, in the view, of those who contributed.
+        ids: their numbers.
+        paces: all members' speed.
+    """
+
+    parts: Parts
+    included: tuple[int, ...]
+    ids: tuple[int, ...]
+    paces: Paces
+
+
+@dataclass(frozen=True)
+class StateOffer:
+    """What an OFFERED says: the digest of the weights after `at` steps, and each blob's step, size and note."""
+
+    at: int
+    digest: int | None
+    blobs: tuple[tuple[int, int, AgreementNote | None], ...]
+
+
 class MemberMessage(NamedTuple):
     """A message that has come."""
 
@@ -59,6 +92,15 @@ class MemberMessage(NamedTuple):
     flag: int
     body: Tensor
     text: str = ""
+
+    def read(self, kind: type[T], default: Any = None) -> T:
+        """Its text, JSON, as a `kind`; of no text, `default`.
+
+        Raises:
+            PayloadError: it says something else.
+        """
+        about = f"{self.kind.name} from worker {self.sender}"
+        return from_plain(kind, json_text.parse(self.text) if self.text else default, about)
 
 
 def pack(

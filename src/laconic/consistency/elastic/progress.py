@@ -7,28 +7,12 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict, deque
-from collections.abc import Mapping
 
 from torch import Tensor
 
 from laconic.consistency.elastic.meeting import View
-from laconic.consistency.elastic.messages import MemberKind, MemberMessage
+from laconic.consistency.elastic.messages import MemberKind, MemberMessage, Paces
 from laconic.transports.liveness import LostPeer
-
-
-def pace_text(paces: Mapping[int, int]) -> str:
-    """As `read_paces` reads it.
-
-    >>> read_paces(pace_text({3: 1000, 5: 20}))
-    {3: 1000, 5: 20}
-    """
-    return ",".join(f"{member}:{pace}" for member, pace in paces.items())
-
-
-def read_paces(text: str) -> dict[int, int]:
-    """Nanoseconds a sample, by member."""
-    pairs = (pair.split(":") for pair in text.split(",") if pair)
-    return {int(member): int(pace) for member, pace in pairs}
 
 
 class ExchangeProgress:
@@ -63,9 +47,9 @@ class ExchangeProgress:
             self.paces[sender] = message.detail
             self._cut = {pair: at for pair, at in self._cut.items() if pair[0] != sender}
         elif message.kind is MemberKind.COMMIT:
-            self.committed, self.paces = message.step, read_paces(message.text)
+            self.committed, self.paces = message.step, dict(message.read(Paces, ()))
         elif message.kind is MemberKind.GRADIENT:
-            self.paces[sender] = int(message.text or 0)
+            self.paces[sender] = message.read(int, 0)
         elif message.kind is MemberKind.UNREADABLE and message.detail < len(self._ids):
             member = self._ids[message.detail]
             self.unreadable[member] = LostPeer(member, sender, message.text)
