@@ -63,7 +63,7 @@ soak: $(VENV)/ready
 	@mkdir -p $(TMPDIR)
 	$(BIN)/python -m benchmarks soak --kills 1000 --seed 1 --output .cache/soak.json
 
-# Kills, stops, cuts, full disks, strangers, damaged and forged files, through every door, at every phase; docs/faults.md.
+# Kills, stops, cuts, full disks, strangers, damaged and forged files, through every door, at every phase; docs/reference/faults.md.
 chaos: $(VENV)/ready
 	@mkdir -p $(TMPDIR)
 	$(BIN)/python -m benchmarks chaos --minutes 18 --output benchmarks/results/chaos.json
@@ -92,7 +92,7 @@ docs: $(VENV)/ready
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "the site is in .cache/site: open .cache/site/index.html"
 
-# Pictures of what the commands draw, for docs/gallery.md.
+# Pictures of what the commands draw, for docs/research/gallery.md.
 gallery: $(VENV)/ready
 	@mkdir -p $(TMPDIR)
 	$(BIN)/python -m benchmarks gallery

@@ -1,8 +1,8 @@
 """What a job promises under a fault: what its door and mode declare, and what its engine adds to that.
 
 Callers: the faults, which hand it to the judge; the judge knows no modes. A mode says whose loss it outlives and
-whether its training can be repeated to the bit (`Mode.outlives`, `Mode.repeatable`); docs/faults.md has the same in
-words.
+whether its training can be repeated to the bit (`Mode.outlives`, `Mode.repeatable`); docs/reference/faults.md has
+the same in words.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def of_pause(scenario: Scenario, digests: Mapping[int, int | None], *, resumed: 
 
 
 def in_words(spec: str) -> str:
-    """The row of a mode in docs/faults.md.
+    """The row of a mode in docs/reference/faults.md.
 
     >>> in_words("sync")
     '| `sync` | each of the others raises | the same bits |'

@@ -54,7 +54,7 @@ def text(results: Sequence[Result], absent: Mapping[str, str]) -> str:
 
 
 def markdown(record: Mapping[str, Any], by: str) -> str:
-    """The rows of a record's table by one field, and their sum, as docs/faults.md has them."""
+    """The rows of a record's table by one field, and their sum, as docs/reference/faults.md has them."""
     results = _results(record)
     table = {name: row for (name,), row in sorted(rows(results, by).items()) if row["injected"]}
     table["all"] = sum(table.values(), Counter[str]())
@@ -64,7 +64,7 @@ def markdown(record: Mapping[str, Any], by: str) -> str:
 
 
 def page(record: Mapping[str, Any]) -> str:
-    """What docs/faults.md says of a run: how it was made, its tables, and what went wrong in it."""
+    """What docs/reference/faults.md says of a run: how it was made, its tables, and what went wrong in it."""
     loads = ", ".join(f"{each:.0f}" for each in record["load_average"])
     made = (
         f"Seed {record['setting']['seed']}, {record['seconds']:.0f} s; load of the machine in the last minutes {loads}."

@@ -1,4 +1,4 @@
-"""Draws docs/collectives.svg from benchmarks/results/collectives-gloo-4.json: each algorithm's time relative to native.
+"""Draws docs/pictures/collectives.svg from benchmarks/results/collectives-gloo-4.json: times relative to native.
 
 laconic bench collectives -n 4 --json > benchmarks/results/collectives-gloo-4.json; then this script.
 """
@@ -13,7 +13,7 @@ from laconic_lab.report.charts import ChartAxis, Series, curves
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "benchmarks" / "results" / "collectives-gloo-4.json"
-TARGET = ROOT / "docs" / "collectives.svg"
+TARGET = ROOT / "docs" / "pictures" / "collectives.svg"
 NAMES = ("native", "butterfly", "direct", "hierarchical", "rabenseifner", "ring", "tree")
 
 

@@ -1,4 +1,4 @@
-"""Draws the time of a training step by link: docs/exchange.svg and docs/step.svg, from benchmarks/results.
+"""Draws the time of a training step by link: exchange.svg and step.svg in docs/pictures, from benchmarks/results.
 
 python -m benchmarks exchange … --output benchmarks/results/exchange-4-hosts.json     its four hosts
 python -m benchmarks overlap --output benchmarks/results/overlap.json      a small GPT on two; then this
@@ -15,7 +15,7 @@ from matplotlib.patches import Patch
 from laconic_lab.report.canvas import Canvas, Size
 
 ROOT = Path(__file__).parents[2]
-RESULTS, DOCS = ROOT / "benchmarks" / "results", ROOT / "docs"
+RESULTS, PICTURES = ROOT / "benchmarks" / "results", ROOT / "docs" / "pictures"
 SIZE = Size("wide", 760, 0, 13)
 LEFT, RIGHT, ROW, GAP = 236.0, 216.0, 20.0, 44.0
 COLOURS = {"no communication": "wait", "torch's DDP and its hooks": "encode", "Laconic": "s1"}
@@ -75,7 +75,8 @@ def exchange() -> None:
                 for row in link["results"]
                 for name in [row["configuration"]]
             ]
-    draw(groups, "A training step of 784-1024-1024-10, batch 64 a worker (shorter is better)", DOCS / "exchange.svg")
+    title = "A training step of 784-1024-1024-10, batch 64 a worker (shorter is better)"
+    draw(groups, title, PICTURES / "exchange.svg")
 
 
 def step() -> None:
@@ -87,7 +88,7 @@ def step() -> None:
                 Bar("no communication", table["alone"]["step_seconds"], None),
                 *(Bar(row["config"], row["step_seconds"], row["loss"]) for row in table["results"]),
             ]
-    draw(groups, "A training step of a small GPT, 3.2 million weights (shorter is better)", DOCS / "step.svg")
+    draw(groups, "A training step of a small GPT, 3.2 million weights (shorter is better)", PICTURES / "step.svg")
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Draws docs/operators.svg from benchmarks/results/operators-ladder.json: a convolution from loops to Winograd.
+"""Draws docs/pictures/operators.svg from benchmarks/results/operators-ladder.json: convolution methods.
 
 python -m benchmarks operators --ladder --json > benchmarks/results/operators-ladder.json; then this script.
 """
@@ -12,7 +12,7 @@ from laconic_lab.report.canvas import Canvas, Size
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "benchmarks" / "results" / "operators-ladder.json"
-TARGET = ROOT / "docs" / "operators.svg"
+TARGET = ROOT / "docs" / "pictures" / "operators.svg"
 TITLE = "64 → 64 channels, 56×56, 3×3, one thread: 10⁹ operations of the definition a second"
 LEFT, RIGHT, TOP, ROW = 130.0, 130.0, 34.0, 26.0
 

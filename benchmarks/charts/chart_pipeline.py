@@ -1,4 +1,4 @@
-"""Draws docs/pipeline.svg: a step of our pipeline at 100 Mbit/s by stage, from benchmarks/results."""
+"""Draws docs/pictures/pipeline.svg: a step of our pipeline at 100 Mbit/s by stage, from benchmarks/results."""
 
 from __future__ import annotations
 
@@ -16,4 +16,4 @@ def main() -> None:
     record = json.loads((ROOT / "benchmarks/results/divide-pipeline-100mbit.json").read_text())
     row = next(row for row in record["results"] if row["config"] == "pipeline async")
     drawn = lanes(timed(spans(row)), WIDE, title="A step of a pipeline in two stages at 100 Mbit/s")
-    (ROOT / "docs/pipeline.svg").write_text(drawn.alone())
+    (ROOT / "docs/pictures/pipeline.svg").write_text(drawn.alone())

@@ -1,4 +1,4 @@
-"""Draws docs/plan.svg: AlexNet's step by number of machines and kind of division, as the planner predicts it."""
+"""Draws docs/pictures/plan.svg: AlexNet's step by number of machines and kind of division, as planned."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ def main() -> None:
     x = ChartAxis("machines (logarithmic)", "log")
     y = ChartAxis("time of a step (ms, logarithmic)", "log")
     drawn = curves(series, x, y, WIDE, title="Time of a step of AlexNet by number of machines, simulated")
-    Path(__file__).parents[2].joinpath("docs/plan.svg").write_text(drawn.alone())
+    Path(__file__).parents[2].joinpath("docs/pictures/plan.svg").write_text(drawn.alone())
     print("\n".join(crossings(points)))

@@ -1,4 +1,4 @@
-"""Draws docs/codecs/topk-assumption.svg from benchmarks/results/topk-assumption.json: the ratio and the loss, by step.
+"""Draws docs/pictures/topk-assumption.svg from benchmarks/results/topk-assumption.json: ratio and loss by step.
 
 python -m benchmarks topk-assumption; then this script.
 """
@@ -16,7 +16,7 @@ from laconic_lab.report.canvas import Canvas, Size
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "benchmarks" / "results" / "topk-assumption.json"
-TARGET = ROOT / "docs" / "codecs" / "topk-assumption.svg"
+TARGET = ROOT / "docs" / "pictures" / "topk-assumption.svg"
 TITLE = "Assumption 1 of top-k: ‖TopK(mean) − mean of TopK‖ / ‖αG‖ (above) and the loss of the batch (below)"
 PANEL, HEIGHT, LEFT, TOP, GAP = 250, 150, 64, 96, 52
 STYLES = {0.001: 2, 0.01: 5, 0.1: 1, 1.0: 0}

@@ -18,7 +18,7 @@ from laconic.schedules.link import Link
 from laconic_lab.report.canvas import WIDE, Canvas
 from laconic_lab.report.charts import ChartAxis, Series, curves
 
-TARGET = Path(__file__).parents[2] / "docs" / "wan.svg"
+TARGET = Path(__file__).parents[2] / "docs" / "pictures" / "wan.svg"
 
 
 def drawn(content: Mapping[str, Any], workload: str) -> Canvas:

@@ -1,4 +1,4 @@
-"""Runs the commands that draw something, takes a picture of each page, and writes docs/gallery.md with the commands.
+"""Runs the commands that draw something, takes a picture of each page, and writes docs/research/gallery.md.
 
 make gallery          needs Chromium; as root the comparison runs over emulated links, else over loopback
 """
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PICTURES = ROOT / "docs" / "gallery"
+PICTURES = ROOT / "docs" / "research" / "gallery"
 CHROMIUM = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run", "--disable-sync",
             "--disable-background-networking", "--disable-component-update", "--disable-quic"]  # fmt: skip
 PROGRAM = """define i32 @sum(ptr %x, i32 %n) {
@@ -152,7 +152,7 @@ def take(browser: str, page: Path, target: Path, height: int, width: int = 1200,
 
 
 def write_page() -> None:
-    """docs/gallery.md, from what is listed above."""
+    """docs/research/gallery.md, from what is listed above."""
     told = "What the commands draw, each with the command under it. A click shows a picture in full size. "
     told += "`make gallery` draws them again; it needs Chromium."
     parts = ["# Gallery", "", told]
@@ -160,4 +160,4 @@ def write_page() -> None:
         lines = [command.format(link=" --link 100mbit") for command in each.commands]
         picture = f"gallery/{each.name}.png"
         parts += ["", f"## {each.title}", "", f"[![{each.title}]({picture})]({picture})", "", "```sh", *lines, "```"]
-    (ROOT / "docs" / "gallery.md").write_text("\n".join(parts) + "\n")
+    (ROOT / "docs" / "research" / "gallery.md").write_text("\n".join(parts) + "\n")

@@ -30,9 +30,7 @@ from benchmarks.papers import sparcml as sparcml
 from benchmarks.planner import device_model as device_model
 
 DOCS = Path(__file__).parents[2] / "docs"
-NAMES = ("experiments.md", "codecs/index.md", "consistency/comparison.md", "divide.md", "overlap.md", "pipeline.md",
-         "which.md", "faults.md", "run.md", "gpus.md")  # fmt: skip
-PAGES = [DOCS / name for name in NAMES]
+PAGES = sorted(page for page in DOCS.rglob("*.md") if "<!-- table " in page.read_text())
 RESULTS = Path(__file__).parents[1] / "results"
 BLOCK = re.compile(r"(<!-- table (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 Record = dict[str, Any]

@@ -1,4 +1,4 @@
-"""Run the tasks on code, beside controls and published figures: the record of docs/code.md.
+"""Run the tasks on code, beside controls and published figures: the record of docs/research/code.md.
 
     python -m benchmarks code --task "device mapping" --json
     LACONIC_DATA=… python -m benchmarks code --task classification --per-class 100 --cache DIR --json
@@ -39,7 +39,7 @@ def main(
     cache: Cache = None,
     json: Json = False,
 ) -> None:
-    """Run the tasks on code, beside controls and published figures: the record of docs/code.md."""
+    """Run the tasks on code, beside controls and published figures: the record of docs/research/code.md."""
     fitting = fitting_for(epochs, seed)
     how = classes.ClassificationSpec(folds, seed, trees, cache, methods=tuple(method or ()), fitting=fitting)
     run: dict[str, Callable[[], list[dict[str, Any]]]] = {

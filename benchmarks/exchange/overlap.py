@@ -1,4 +1,4 @@
-"""The table of docs/overlap.md: what a step costs where sending is half of computing, as long, and twice as long.
+"""What a step costs where sending takes half as long as computing, as long, and twice as long.
 
 python -m benchmarks overlap --output benchmarks/results/overlap.json      (root; about 20 minutes)
 python -m benchmarks overlap --sets gpt,auto                                one part of it
@@ -97,7 +97,7 @@ def auto(like: StepSpec, _: str) -> Iterator[Table]:
 def crowd(like: StepSpec, _: str) -> Iterator[Table]:
     """Four hosts, more than this machine may have cores."""
     names = ["ddp", DDP_OURS, OURS, TOPK]
-    spec = replace(like, workload="mnist-mlp", configurations=names, hosts=4, batch=64)  # as in docs/exchange.md
+    spec = replace(like, workload="mnist-mlp", configurations=names, hosts=4, batch=64)  # as in docs/guides/compress.md
     yield (
         "mnist-mlp, 4 hosts, 1 Gbit/s", spec,
         [
@@ -117,7 +117,7 @@ def judged(aim: Aim, rows: Rows) -> dict[str, Any]:
 
 
 def aims_table(tables: dict[str, dict[str, Any]]) -> str:
-    """Every aim beside what was reached, for docs/overlap.md; how blocks of computing alone differ tells the noise."""
+    """Every aim beside what was reached; how blocks of computing alone differ tells the noise."""
     lines = ["| table | link | computing alone, ms (blocks) | aim | wanted | reached |", "|---|---|---|---|---|---|"]
     for title, record in tables.items():
         alone, blocks = record["alone"]["step_seconds"], record["alone"]["block_seconds"]
@@ -131,7 +131,7 @@ def aims_table(tables: dict[str, dict[str, Any]]) -> str:
 
 
 def steps_table(tables: dict[str, dict[str, Any]]) -> str:
-    """Every step beside its bounds, for docs/overlap.md."""
+    """Every step beside its bounds, for docs/guides/overlap.md."""
     heads = ("ms a step", "× bound", "× layers' bound", "× DDP's bound", "processor ms", "loss")
     lines = [f"| table | configuration | {' | '.join(heads)} |", "|---" * (2 + len(heads)) + "|"]
     for title, record in tables.items():

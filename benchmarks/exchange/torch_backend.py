@@ -2,9 +2,10 @@
 
     python -m benchmarks torch-backend
 
-The trial behind docs/supported.md's "No torch backend": a process group in Python, registered as a backend, around
-gloo's. It encodes and decodes every float32 tensor of 1,024 values and more, as a backend must that sees tensors
-without names. It lists what DDP, FSDP1, FSDP2 and Megatron-like code ask of it, and how far their losses are off.
+The trial behind "No torch backend" in docs/reference/supported.md: a process group in Python, registered as a
+backend, around gloo's. It encodes and decodes every float32 tensor of 1,024 values and more, as a backend
+must that sees tensors without names. It lists what DDP, FSDP1, FSDP2 and Megatron-like code ask of it, and how far
+their losses are off.
 """
 
 from __future__ import annotations

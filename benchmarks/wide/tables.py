@@ -180,7 +180,7 @@ def _of_plans(content: Content) -> Iterator[Claim]:
 
 
 def table(content: Content) -> str:
-    """All tables, for docs/across-sites.md."""
+    """All tables, for docs/guides/across-sites.md."""
     steps = [
         (f"{row['workload']}, {row['link']}", f"`{row['config']}`", words.seconds(row["step_seconds"]),
          words.seconds(row["compute_seconds"]), f"{row['utilisation']:.2f}", words.nbytes(row["sent_nbytes"]))

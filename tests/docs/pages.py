@@ -15,4 +15,4 @@ EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path.name
 def blocks(language: str) -> list[tuple[str, str]]:
     """Every block of a language: the name of its page, and what is in it."""
     fenced = re.compile(rf"^```{language}\n(.*?)^```", re.MULTILINE | re.DOTALL)
-    return [(page.name, block) for page in PAGES for block in fenced.findall(page.read_text())]
+    return [(str(page.relative_to(ROOT)), block) for page in PAGES for block in fenced.findall(page.read_text())]

@@ -13,7 +13,8 @@ import pytest
 from laconic.cli import main
 from tests.docs.pages import blocks
 
-QUICK = ("README.md", "tutorial.md")  # what a newcomer follows; commands of other pages have tests of their own as well
+# what a newcomer follows; commands of other pages have tests of their own as well
+QUICK = ("README.md", "docs/start/quickstart.md")
 
 
 @pytest.mark.parametrize(

@@ -32,4 +32,4 @@ def test_figures_in_the_docs_come_from_a_file() -> None:
 
 def test_the_page_of_workloads_shows_the_example_as_it_is() -> None:
     example = (ROOT / "examples" / "my_workload.py").read_text().split('"""', 2)[2].strip()
-    assert example in (ROOT / "docs" / "workloads.md").read_text()
+    assert example in (ROOT / "docs" / "reference" / "workloads.md").read_text()

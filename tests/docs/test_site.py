@@ -14,8 +14,8 @@ from tests.docs.pages import ROOT
 
 @pytest.mark.parametrize("name", laconic.__all__)
 def test_every_public_name_has_an_entry_and_an_example(name: str) -> None:
-    listed = (ROOT / "docs" / "api.md").read_text().splitlines()
-    assert f"::: laconic.{name}" in listed, f"docs/api.md has no entry for laconic.{name}"
+    listed = (ROOT / "docs" / "reference" / "api.md").read_text().splitlines()
+    assert f"::: laconic.{name}" in listed, f"docs/reference/api.md has no entry for laconic.{name}"
     public = getattr(laconic, name)
     said = inspect.getdoc(public) or ""
     assert said, f"laconic.{name} has no docstring"
@@ -29,7 +29,7 @@ def test_the_site_builds() -> None:
     done = subprocess.run(["make", "docs"], cwd=ROOT, capture_output=True, text=True, timeout=110, env=offline)
     assert done.returncode == 0, done.stdout + done.stderr
     pages = ROOT / ".cache" / "site"
-    assert "laconic.compress" in (pages / "docs" / "api.html").read_text()
+    assert "laconic.compress" in (pages / "docs" / "reference" / "api.html").read_text()
     for page in pages.rglob("*.html"):
         text = page.read_text()
         assert 'src="http' not in text, f"{page.name} loads something from the network"

@@ -107,7 +107,7 @@ def test_resume_is_exact(size: int) -> None:
 @pytest.mark.parametrize("size", [2, 4, 7])
 @pytest.mark.parametrize("algorithm", sorted({*coded_names()} - {*SPARSE, "native"}))
 def test_which_algorithms_are_exact(algorithm: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All but those of SUMMED on more than three ranks, as the table in docs/exchange.md has it; in segments, too."""
+    """All but those of SUMMED on more than three ranks (docs/guides/resume.md); in segments, too."""
     monkeypatch.setattr("laconic.exchange.coded_plan.SEGMENT_NBYTES", 1000)
     weight = nn.Parameter(torch.zeros(50, 50))
 

@@ -1,4 +1,4 @@
-"""The length of a coded tile, straight from the description of its model in docs/shrink-format.md."""
+"""The length of a coded tile, straight from the description of its model in docs/reference/lac-format.md."""
 
 from __future__ import annotations
 

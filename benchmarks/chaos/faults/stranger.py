@@ -26,7 +26,7 @@ from benchmarks.chaos.promises import of_pause
 from benchmarks.chaos.scenario import Scenario
 from benchmarks.chaos.stage import Skipped, Stage
 
-MOST_NBYTES = 200 << 20  # 128 strangers of a megabyte each, which docs/engines.md allows them, and as much again
+MOST_NBYTES = 200 << 20  # twice the 128 strangers of a megabyte each of docs/reference/engines.md
 MOST_PORTS = 4  # that are attacked in one scenario
 FLOOD_S = 2.0
 Held = contextlib.ExitStack

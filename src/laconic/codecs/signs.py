@@ -98,7 +98,7 @@ class OneBit(SignCodec):
     error: ‖x − C(x)‖² = ‖x‖² − Σ (n₊·above² + n₋·below²). Biased: meant for `encode_feedback`, which is fused.
 
     Cost: 1 bit per value and 64 bits per bucket: 1.25 bits at the default bucket of 256, which on MNIST ended half a
-    point nearer to float32 than 2048 did (docs/exchange.md). Sums are float64 in a fixed order (`planes.py`). One pass
+    point nearer to float32 than 2048 did. Sums are float64 in a fixed order (`planes.py`). One pass
     over memory.
 
     Args:

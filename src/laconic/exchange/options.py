@@ -21,7 +21,7 @@ from laconic.transports.world import World
 if TYPE_CHECKING:
     from laconic.exchange.dgc import DeepGradientCompression
 
-DEFAULT_CODEC = "dynamic8"  # why: docs/exchange.md
+DEFAULT_CODEC = "dynamic8"  # why: docs/guides/compress.md
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,7 @@ class Plan:
         """As `laconic train` and `laconic compare` name it; BadInput for a pipeline, or groups that share a model."""
         way = self.strategy
         if not way.trains:
-            raise BadInput(f"'{way}' has a loop of its own (docs/divide.md): laconic.divide(model, {self.division!r})")
+            raise BadInput(f"'{way}' needs its own loop, docs/guides/divide.md: divide(model, {self.division!r})")
         if way.kind == "one machine":
             return "single"
         if self.division is not None:

@@ -1,4 +1,4 @@
-"""The `.lac` file: tensors by name, coded, checked, without code. docs/shrink-format.md is its description.
+"""The `.lac` file: tensors by name, coded, checked, without code. docs/reference/lac-format.md is its description.
 
 Callers: `Shrunk.save`, `load_shrunk`, `laconic inspect`. Invariants: the same parts give the same bytes; nothing is
 decoded, and nothing larger than the header allocated, before all checksums and lengths were found right.

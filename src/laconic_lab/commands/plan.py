@@ -129,7 +129,7 @@ def _show(planned: Planned, arguments: str) -> None:
         limit = words.plain(words.nbytes(planned.limit_nbytes or 0))
         typer.echo(f"{planned.dropped} ways do not fit in the memory of a machine, {limit}, and are left out.")
     if not setting.calibrations and asked.device == HERE:
-        typer.echo("The intervals are wide because no step was measured on this machine; see docs/plan.md.")
+        typer.echo("The intervals are wide because no step was measured on this machine; see docs/guides/plan.md.")
 
 
 def _apart(planned: Planned) -> dict[str, Any] | None:
@@ -184,7 +184,7 @@ def _scale(points: list[ScalePoint]) -> None:
 
 def _growth(grown: list[Phase], constant: list[Phase]) -> None:
     """The epochs of a batch that grows, and the whole training beside one whose batch stays."""
-    typer.echo("\nThe whole training (predicted); accuracy is not, see docs/workloads.md")
+    typer.echo("\nThe whole training (predicted); accuracy is not, see docs/reference/workloads.md")
     rows = []
     for phase in grown:
         cells = (str(phase.epochs), str(phase.batch), f"{phase.steps:,}", words.seconds(phase.seconds),

@@ -1,7 +1,7 @@
 """Is the record honest? Both of Hoefler's lists and plain arithmetic, each rule a check over the run record.
 
 Callers: `laconic lint`, `compare` (which stores the findings in the record) and the report. What each rule looks at and
-what it cannot know is in docs/honesty.md.
+what it cannot know is in docs/research/honesty.md.
 """
 
 from __future__ import annotations

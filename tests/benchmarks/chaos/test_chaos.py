@@ -132,16 +132,16 @@ def test_the_promise_is_what_the_mode_declares() -> None:
 
 
 def test_the_page_says_what_every_mode_declares() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "faults.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "reference" / "faults.md").read_text()
     for case in DOORS["distribute"].cases("gloo"):
         if "overlap" not in case:
-            assert in_words(case) in page, f"docs/faults.md has not the row {in_words(case)}"
+            assert in_words(case) in page, f"docs/reference/faults.md has not the row {in_words(case)}"
 
 
 def test_the_page_shows_the_record() -> None:
     root = Path(__file__).parents[3]
     record = json.loads((root / "benchmarks" / "results" / "chaos.json").read_text())
-    assert table.page(record) in (root / "docs" / "faults.md").read_text()
+    assert table.page(record) in (root / "docs" / "reference" / "faults.md").read_text()
 
 
 @pytest.mark.parametrize("column", [HUNG, LOST, WRONG])

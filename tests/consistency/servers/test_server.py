@@ -376,7 +376,7 @@ def test_no_answered_update_is_lost_when_a_rank_is_killed(spec: str, tmp_path: P
         assert rank["error"] == ""
         assert rank["steps"] == STEPS
         assert rank["lost"] == [1]
-        assert rank["gap"] < 20.0  # no hang; how long it really takes is in docs/consistency/servers.md
+        assert rank["gap"] < 20.0  # no hang; how long it really takes is in docs/reference/modes/servers.md
         assert torch.equal(rank["w"], found[0]["w"])
     applied = found[0]["w"]
     # at most the one push that was under way when its worker died may be there besides

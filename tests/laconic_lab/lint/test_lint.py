@@ -15,7 +15,7 @@ from laconic_lab.records.record import Clock, LinkSetting, Record
 from laconic_lab.records.summary import make_claims
 from tests.laconic_lab.sample_records import compare_record
 
-DOCS = Path(__file__).parents[3] / "docs" / "honesty.md"
+DOCS = Path(__file__).parents[3] / "docs" / "research" / "honesty.md"
 Mutation = Callable[[Record], None]
 
 
