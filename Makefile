@@ -3,6 +3,8 @@ SHELL := /bin/bash
 PYTHONS := $(or $(PYTHON),python3.11 python3.12 python3.13 python3)
 MINUTES ?= 10
 TORCH ?= 2.13.0
+TRITON ?= 3.7.1
+comma := ,
 VENV := .venv
 BIN := $(VENV)/bin
 export PIP_NO_CACHE_DIR := 1
@@ -17,26 +19,43 @@ unexport PYTHONDONTWRITEBYTECODE
 export RUSTUP_HOME ?= $(or $(wildcard $(HOME)/.rustup),$(CURDIR)/.cache/rustup)
 export CARGO_HOME ?= $(or $(wildcard $(HOME)/.cargo),$(CURDIR)/.cache/cargo)
 
-.PHONY: demo test slow fuzz soak chaos check kernels bench docs gallery smoke clean
+.PHONY: demo test slow fuzz soak chaos check kernels bench docs gallery smoke wheel clean
 .DEFAULT_GOAL := demo
 
-# torch first, pinned to the CPU build: an open range would bring gigabytes of CUDA; then the Triton that this torch goes with. What pip says is of interest only
-# if it fails.
-$(VENV)/ready: pyproject.toml
-	@mkdir -p $(TMPDIR)
-	@for python in $(PYTHONS); do \
+# `install` runs one step of the set-up: a line that says what is installed, a dot a package, and what pip said where it fails.
+EXTRAS := dev,docs,etcd,gpu,huggingface,mpi,search,shrink,code,tensorboard,ray
+define install
+	@echo "$(1)"; set -o pipefail; \
+	$(BIN)/pip install $(2) 2>&1 | tee -a .cache/setup.log | awk '/^ *(Collecting|Downloading)/ { printf "."; fflush() } END { print "" }' || \
+	  { tail -n 40 .cache/setup.log; echo "set-up failed; all that was said is in .cache/setup.log"; exit 2; }
+endef
+
+# torch comes first: what else asks for it then finds it there. Its version is TORCH; its index is TORCH_INDEX where one is named, as PyTorch's own of
+# builds for CPUs; and with SYSTEM_TORCH=1 it is the chosen Python's own.
+$(VENV)/base: pyproject.toml
+	@mkdir -p $(TMPDIR); : >.cache/setup.log; \
+	for python in $(PYTHONS); do \
 	  if $$python -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then found=$$python; break; fi; \
 	done; \
 	if [ -z "$$found" ]; then \
 	  echo "laconic needs Python 3.11 or newer with its venv module, but found none (tried: $(PYTHONS)); name one with make PYTHON=…" >&2; \
 	  exit 2; \
 	fi; \
-	echo "setting up $(VENV) with $$($$found --version) (about two minutes, once)"; \
-	{ $$found -m venv $(VENV) && $(BIN)/pip install torch==2.13.0 && $(BIN)/pip install triton==3.7.1 -e '.[dev,docs,etcd,gpu,huggingface,lab,mpi,search,shrink,code,tensorboard,ray]'; } \
-	  >.cache/setup.log 2>&1 || { tail -n 40 .cache/setup.log; echo "set-up failed; all that was said is in .cache/setup.log"; exit 2; }
+	echo "setting up $(VENV) with $$($$found --version), once"; \
+	own=$$($$found -c 'import torch; print(torch.__version__)' 2>/dev/null); \
+	if [ -n "$$own" ] && [ -z "$(SYSTEM_TORCH)" ]; then echo "$$found has torch $$own: make clean, then make demo SYSTEM_TORCH=1, takes it instead of another"; fi; \
+	if [ -z "$$own" ] && [ -n "$(SYSTEM_TORCH)" ]; then echo "SYSTEM_TORCH=1, but $$found has no torch" >&2; exit 2; fi; \
+	$$found -m venv $(if $(SYSTEM_TORCH),--system-site-packages) $(VENV) >>.cache/setup.log 2>&1 || { cat .cache/setup.log; exit 2; }
+	$(if $(SYSTEM_TORCH),,$(call install,torch $(TORCH): the largest part,$(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==$(TORCH)))
+	$(call install,laconic and what the demo needs,-e '.[lab]')
 	@touch $@
 
-demo: $(VENV)/ready
+# What the tests need beside it, with the Triton that this torch goes with.
+$(VENV)/ready: $(VENV)/base
+	$(call install,what the tests need: linters$(comma) frameworks$(comma) engines,triton==$(TRITON) -e '.[lab$(comma)$(EXTRAS)]')
+	@touch $@
+
+demo: $(VENV)/base
 	@mkdir -p $(TMPDIR)
 	@$(BIN)/laconic demo
 
@@ -101,6 +120,14 @@ gallery: $(VENV)/ready
 smoke: $(VENV)/ready
 	@mkdir -p $(TMPDIR)
 	$(BIN)/python tests/smoke.py --torch $(TORCH) $(if $(VERSIONS),--versions $(VERSIONS))
+
+# The wheel in dist/, the same bytes from the same commit: times in it are the commit's.
+wheel: $(VENV)/ready
+	@mkdir -p $(TMPDIR)
+	rm -rf build dist
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .
+	$(BIN)/twine check --strict dist/*.whl
+	@sha256sum dist/*.whl
 
 clean:
 	rm -rf $(VENV) .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist src/*.egg-info

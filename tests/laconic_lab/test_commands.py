@@ -12,7 +12,8 @@ import pytest
 
 from laconic.cli import main
 from laconic.transports.mpi_launcher import find_mpiexec
-from laconic_lab.commands.compare import CONFIGS
+from laconic_lab.commands.compare import DEMO_CONFIGS
+from laconic_lab.runs.spec import split
 
 
 @pytest.mark.parametrize(
@@ -126,7 +127,9 @@ def test_demo_ends_with_a_table_and_a_report(capsys: pytest.CaptureFixture[str],
     said = capsys.readouterr()
     assert ended.value.code == 0
     assert "emulated hosts" in said.err or "loopback" in said.err
-    *_, report = said.out.strip().splitlines()
+    *_, report, gained, following = said.out.strip().splitlines()
+    assert gained.startswith("gained: ")
+    assert "laconic.compress" in following
     assert Path(report.removeprefix("report: ")).exists()
-    for name in CONFIGS.split(","):
+    for name in split(DEMO_CONFIGS):
         assert any(line.startswith(name + " ") for line in said.out.splitlines())

@@ -37,6 +37,7 @@ QUALITIES = {
 }
 WARM_STEPS = 5  # exact; the first, before which DDP has not settled its buckets, is not counted
 TRIAL_STEPS = 6  # with what was chosen
+MEASURED_STEPS = WARM_STEPS + 1 + TRIAL_STEPS + 1  # until the choice stands
 _NOTHING_S = 2e-4  # a difference that no measurement here would show
 
 

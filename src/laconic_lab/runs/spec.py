@@ -9,6 +9,7 @@
     divide:qsgd(4)/fp16@fc1=dense(output); fc2=dense(input)
     elastic:dynamic8               laconic.elastic; for `laconic train`
     distribute:dynamic8,feedback=false,algorithm=ring    the same with options of the door
+    compress:topk(0.01),warm_up=20                       20 steps each with 25 %, 6.25 % and 1.6 % of the values first
 
 A bare codec, `dynamic8`, means `compress:dynamic8`, since the exchange then overlaps with backward. With a mode, or on
 an engine that DDP does not have (MPI), it means `distribute:dynamic8`.
@@ -36,13 +37,13 @@ from laconic.consistency.elastic.door import way_for
 from laconic.consistency.modes.robust import Robust
 from laconic.errors import BadInput, UnknownName
 from laconic.exchange.costs import coded_names
-from laconic.exchange.options import Options
+from laconic.exchange.options import Options, sparsity_warm_up
 from laconic.parallel import Boundary, Plan, Stages
 from laconic.specs import pieces
 from laconic.specs import split as split_spec
 from laconic.workloads import AS_DECLARED, Changes, Workload
 from laconic_lab.records.record import DOORS, Configuration, Door
-from laconic_lab.runs.strategies import PEERS
+from laconic_lab.runs.strategies import PEERS, WARM_UP
 
 
 @dataclass(frozen=True)
@@ -199,7 +200,11 @@ def configuration(name: str, workers: int, algorithm: str = "auto", engine: str 
     if door == "compress" and (mode != "sync" or engine != "gloo"):
         cure = f"use distribute:{spec}@{mode}"
         raise BadInput(f"'{name}': compress is DDP's, which agrees at every step, on gloo; {cure}")
-    Options.of(options, door)  # refuses those that there are not
+    Options.of({key: value for key, value in options.items() if key != WARM_UP}, door)  # refuses unknown ones
+    if WARM_UP in options:
+        if not isinstance(options[WARM_UP], int) or options[WARM_UP] < 1:
+            raise BadInput(f"'{whole}': warm_up is a whole number of steps of at least 1")
+        sparsity_warm_up(spec, steps_per_epoch=options[WARM_UP])  # refuses what cannot be warmed up
     given = "".join(f",{key}={str(value).lower()}" for key, value in options.items())
     return Configuration(_full(door, spec, mode) + given, door, spec, algorithm, mode, workers, engine, options)
 

@@ -18,16 +18,19 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from laconic.codecs.plans import CodecPlan
 from laconic.consistency.distribute import distribute
 from laconic.consistency.modes.sync import SyncAgreement
 from laconic.exchange.hook import compress
 from laconic.exchange.job import BucketRecord
-from laconic.exchange.options import Options
+from laconic.exchange.options import Options, sparsity_warm_up
 from laconic.exchange.state import CompressionState
 from laconic.transports.world import World
 from laconic_lab.records.record import Configuration
 from laconic_lab.runs.divided import divided_trainee
 from laconic_lab.runs.trainee import Parts, Times, Trainee, coded_nbytes, wire_factor
+
+WARM_UP = "warm_up"  # an option of configurations beside those of the doors
 
 # torch's default rank; its 1000 steps of plain float32 are left out, or short runs would not compress at all
 POWERSGD = {"matrix_approximation_rank": 1, "start_powerSGD_iter": 2}
@@ -112,6 +115,13 @@ def options_of(chosen: Configuration) -> dict[str, Any]:
     return {**({"algorithm": chosen.algorithm} if fixed else {}), **given}
 
 
+def codec_plan(chosen: Configuration) -> CodecPlan:
+    """The configuration's codec, or the plan of its warm-up: `warm_up` steps with each larger share of the values."""
+    if WARM_UP not in chosen.options:
+        return chosen.codec
+    return dict(sparsity_warm_up(chosen.codec, steps_per_epoch=chosen.options[WARM_UP]))
+
+
 def take_records(state: CompressionState, recent: deque[BucketRecord]) -> tuple[float, float, float, float]:
     """Seconds of encoding, waiting and decoding, and bytes sent, since they were last taken; they become `recent`."""
     encode = wait = decode = sent = 0.0
@@ -151,7 +161,7 @@ class CompressTrainee(Trainee):
     def __init__(self, chosen: Configuration, module: nn.Module, optimizer: Optimizer, world: World) -> None:
         super().__init__(chosen, module, optimizer, world)
         self.model = wrapped = DistributedDataParallel(module)
-        job = compress(wrapped, chosen.codec, world=world, **options_of(chosen))
+        job = compress(wrapped, codec_plan(chosen), world=world, **options_of(chosen))
         assert isinstance(job, CompressionState)  # what a DDP model gets
         self._job = job
 
@@ -193,7 +203,7 @@ class DistributeTrainee(Trainee):
 
     def __init__(self, chosen: Configuration, module: nn.Module, optimizer: Optimizer, world: World) -> None:
         super().__init__(chosen, module, optimizer, world)
-        self._job = distribute(module, optimizer, codec=chosen.codec, consistency=chosen.consistency, world=world,
+        self._job = distribute(module, optimizer, codec=codec_plan(chosen), consistency=chosen.consistency, world=world,
                                **options_of(chosen))  # fmt: skip
         self._exchange = self._job.state if isinstance(self._job, SyncAgreement) else None
 

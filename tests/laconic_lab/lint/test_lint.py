@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from laconic.exchange import chooser
 from laconic_lab.lint import RULES, counts, failures, lint
 from laconic_lab.lint.rules import rule
+from laconic_lab.lint.sc15 import AUTO_MEASURES
 from laconic_lab.records.record import Clock, LinkSetting, Record
 from laconic_lab.records.summary import make_claims
 from tests.laconic_lab.sample_records import compare_record
@@ -105,6 +107,16 @@ def _stalls(record: Record) -> None:
     ordered = sorted(steps)
     stalled = [*ordered[:-20], *[50 * ordered[-1]] * 20]
     _trial(record, 0, step_seconds=stalled, seconds_total=sum(stalled))
+
+
+def _auto_measures(record: Record, slow: int) -> None:
+    """A trial of codec auto whose first `slow` steps took long."""
+    _configuration(record, 1, codec="auto")
+    place = next(i for i, t in enumerate(record.trials) if t.configuration == record.configurations[1].name)
+    steps = record.trials[place].step_seconds
+    assert steps is not None
+    slowed = [*[50 * max(steps)] * slow, *sorted(steps)[:-slow]]  # the median stays
+    _trial(record, place, step_seconds=slowed, seconds_total=sum(slowed))
 
 
 def _more_workers(record: Record) -> None:
@@ -336,3 +348,13 @@ def test_the_docs_explain_every_rule():
     text = DOCS.read_text()
     for name, (title, _) in RULES.items():
         assert f"| {name} | {title} |" in text
+
+
+@pytest.mark.parametrize(("slow", "verdict"), [(AUTO_MEASURES, "pass"), (AUTO_MEASURES + 20, "fail")])
+def test_the_steps_in_which_auto_measures_are_judged_by_themselves(slow: int, verdict: str) -> None:
+    assert AUTO_MEASURES == chooser.MEASURED_STEPS
+    record = compare_record()
+    _auto_measures(record, slow)
+    (found,) = (finding for finding in lint(record) if finding.rule == "sc15-8")
+    assert found.verdict == verdict
+    assert (f"s for the {AUTO_MEASURES} it measures in" in found.evidence) == (verdict == "pass")
