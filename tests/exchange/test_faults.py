@@ -24,7 +24,7 @@ from laconic.transports.threads import run_threads
 from laconic.transports.world import World
 
 TIMEOUT_S = 8.0
-FAULT_AT = 5  # the fifth collective call: some steps went well before
+FAULT_AT = 6  # the sixth collective call: what ranks agree on and some steps went well before
 CULPRIT = 1
 
 
