@@ -112,7 +112,7 @@ def demo(
 
 
 def gained(record: Record) -> str:
-    """One sentence: the quickest to the target of those that every seed took there, beside the base, with accuracies."""
+    """Name the quickest configuration that reached the target on every seed, beside the base, with accuracies."""
     rows = {row.configuration.name: row for row in summarise(record)}
     there = {name: row for name, row in rows.items() if row.to_target is not None and not row.missed and not row.failed}
     base = record.claims[0].baseline if record.claims else None

@@ -175,7 +175,9 @@ def centre_is_right(record: Record) -> Outcome:
         tail = ordered[math.ceil(0.95 * len(ordered)) - 1] / centre if centre else 0.0
         if tail > worst:
             worst, shown = tail, f"95 of 100 steps take up to {tail:.2f} × their median, at most ({named(trial)})"
-    return passed(shown + measuring) if shown else unknown("the single step times were not kept, so their spread cannot be seen")
+    if shown:
+        return passed(shown + measuring)
+    return unknown("the single step times were not kept, so their spread cannot be seen")
 
 
 @rule("sc15-9", "Every factor is written down")
