@@ -52,8 +52,9 @@ def open_members(
     try:
         for member in mine:
             opened[member] = ZmqTransport(
-                None, member, len(homes), timeout_s, bind=host, key=key, insecure=True, patience=patience
-            )
+                None, member, len(homes), timeout_s,
+                bind=host, key=key, insecure=True, patience=patience, connections=world.connections,
+            )  # fmt: skip
         most = max([homes.count(rank) for rank in range(world.world_size)])
         told = _exchange_addresses(world, list(opened.values()), most)
         seen = dict.fromkeys(range(world.world_size), 0)

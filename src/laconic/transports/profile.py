@@ -22,6 +22,7 @@ from laconic.storage.typed_json import from_plain
 
 FORMAT = "laconic link profile"
 VERSION = 1
+LINK_VARIABLE = "LACONIC_LINK"
 
 
 @dataclass(frozen=True)
@@ -153,6 +154,12 @@ class Profile:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write to `path` atomically: readers see the old file or the new one."""
         replace(path, self.to_json())
+
+    @classmethod
+    def known(cls, given: Profile | str | os.PathLike[str] | None = None) -> Profile | None:
+        """The given profile, or the one at the given path, or the one that LACONIC_LINK names; else None."""
+        found = given or os.environ.get(LINK_VARIABLE)
+        return found if found is None or isinstance(found, Profile) else cls.load(found)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Profile:

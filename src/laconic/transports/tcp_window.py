@@ -1,17 +1,26 @@
 """Whether one TCP connection can fill a link: bandwidth × delay beside the kernel's limits of its buffers.
 
-Caller: `laconic probe`. A connection has at most a window of bytes under way in a round trip. The kernel lets that grow
-to about half of the largest receive buffer, and keeps what is not acknowledged in the send buffer, whole.
+Callers: `laconic probe`, and whatever opens ZeroMQ's connections (`zeromq_stripes.py`). A connection has at most a
+window of bytes under way in a round trip. The kernel lets that grow to about half of the largest receive buffer, and
+keeps what is not acknowledged in the send buffer, whole.
 """
 
 from __future__ import annotations
 
+import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from laconic.errors import BadInput
 from laconic.schedules.link import Link
 
 KERNEL = Path("/proc/sys/net/ipv4")
+CONNECTIONS_VARIABLE = "LACONIC_CONNECTIONS"
+MAX_CONNECTIONS = 16
+# At most so much of its window is asked of a connection: after a loss it has half, and one that is full cannot tell
+# how much more the link holds.
+_SHARE_OF_WINDOW = 0.5
 _SHARE = 2  # bytes of a receive buffer for each byte of the window it gives
 
 
@@ -58,3 +67,31 @@ def advice(link: Link, limits: TcpLimits) -> list[str]:
     if limits.send_nbytes < needed:
         found.append(f"sysctl -w net.ipv4.tcp_wmem='4096 16384 {needed}'")
     return found
+
+
+def connections_for(link: Link | None, limits: TcpLimits | None) -> int:
+    """How many connections fill a link: bandwidth × delay over half of a window, at most MAX_CONNECTIONS.
+
+    >>> connections_for(Link.parse("1gbit,40ms"), TcpLimits(6291456, 4194304))
+    7
+    >>> connections_for(Link.parse("100mbit,20ms"), TcpLimits(6291456, 4194304))
+    1
+    """
+    if link is None or limits is None or limits.window_nbytes <= 0:
+        return 1
+    return max(1, min(MAX_CONNECTIONS, math.ceil(needed_nbytes(link) / (_SHARE_OF_WINDOW * limits.window_nbytes))))
+
+
+def chosen_connections(asked: int | str | None, link: Link | None) -> int:
+    """The number that was asked for, or LACONIC_CONNECTIONS has; "auto", which is the default: what the link needs.
+
+    Raises:
+        BadInput: neither "auto" nor 1 to MAX_CONNECTIONS.
+    """
+    given = asked if asked is not None else os.environ.get(CONNECTIONS_VARIABLE) or "auto"
+    if given == "auto":
+        return connections_for(link, TcpLimits.read())
+    text = str(given)
+    if isinstance(given, bool) or not (text.isascii() and text.isdigit()) or not 1 <= int(text) <= MAX_CONNECTIONS:
+        raise BadInput(f"connections is 'auto' or a number from 1 to {MAX_CONNECTIONS}, got {given!r}")
+    return int(text)

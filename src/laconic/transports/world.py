@@ -36,6 +36,7 @@ class World:
         transport: the engine that carries messages.
         profile: what the link costs; measured on the first `algorithm="auto"` when not given.
         store: where the ranks met, under a prefix of this world's own; None under mpiexec.
+        connections: over how many TCP connections ZeroMQ spreads payloads to a peer.
 
     >>> from laconic.transports.threads import run_threads
     >>> run_threads(2, lambda transport: (World(transport).rank, World(transport).world_size))
@@ -47,6 +48,7 @@ class World:
     closed: bool = field(default=False, repr=False)
     watch: LauncherWatch | None = field(default=None, repr=False)
     store: dist.Store | None = field(default=None, repr=False)
+    connections: int = 1
     _stores: int = field(default=0, repr=False)
 
     @property
@@ -80,7 +82,7 @@ class World:
         said = ",".join(map(str, colours))
         agree(self.transport, "split", "colours", torch.empty(0), f"into {said}")
         try:
-            part = World(self.transport.split(colours), self.profile)
+            part = World(self.transport.split(colours), self.profile, connections=self.connections)
             part.store = self.new_store(f"colour{colours[self.rank]}")
         except dist.DistError as error:
             host = getattr(self.transport, "store_host", None)
@@ -164,6 +166,7 @@ def init(
     key_file: str | Path | None = None,
     bind: str | None = None,
     insecure: bool = False,
+    connections: int | str | None = None,
 ) -> World:
     """Join the job this process was started in, and make it the default for every collective.
 
@@ -178,6 +181,8 @@ def init(
         key_file: the job's key for zmq; `LACONIC_KEY` holds one too.
         bind: the address zmq listens on; `LACONIC_BIND` sets it too; loopback by default.
         insecure: let zmq speak plainly beyond loopback; `LACONIC_INSECURE=1` does too.
+        connections: over how many TCP connections zmq spreads long messages to a rank, 1 to 16; `LACONIC_CONNECTIONS`
+            sets it too. "auto", the default: as many as fill the profile's link, and 1 without a profile.
 
     Example:
         >>> world = init()
@@ -185,29 +190,33 @@ def init(
         (0, 1)
         >>> world.close()
     """
+    from laconic.transports.tcp_window import chosen_connections
+
     global _current, _generations, _was_closed
     if not isinstance(timeout_s, int | float) or not 0 < timeout_s < float("inf"):
         raise BadInput(f"timeout_s must be a number of seconds above zero, got {timeout_s!r}")
     if _current is not None:
-        asked = (profile, key_file, bind) != (None, None, None) or insecure or timeout_s != DEFAULT_TIMEOUT_S
+        named = any(each is not None for each in (profile, key_file, bind, connections))
+        asked = named or insecure or timeout_s != DEFAULT_TIMEOUT_S
         if engine in (None, _current.engine) and not asked:
             return _current
         raise BadInput(f"this process already has a world, on '{_current.engine}'; close it before asking for another")
     name = engine or os.environ.get("LACONIC_ENGINE")
     if name is not None and name not in _ENGINES:
         raise UnknownName("engine", name, _ENGINES)
-    given = profile or os.environ.get("LACONIC_LINK")
-    known = Profile.load(given) if isinstance(given, str | Path) else given
+    known = Profile.known(profile)
+    stripes = chosen_connections(connections, None if known is None else known.link)
     place = find_place(timeout_s, name)
     if name is None:
         name = "mpi" if place.launcher == "mpiexec" else "gloo"
     if known is not None and known.engine != name:
         raise BadInput(f"the link profile was measured on engine '{known.engine}', this world runs on '{name}'")
     _generations += 1
-    options = EngineOptions(name, timeout_s, key_file, bind, insecure, _generations)
+    options = EngineOptions(name, timeout_s, key_file, bind, insecure, _generations, stripes)
     transport = _ENGINES[name](place, options)
     store = None if place.store is None else dist.PrefixStore(f"world/g{_generations}", place.store)
-    _current, _was_closed = World(transport, known, watch=watch_launcher(place, transport), store=store), False
+    watch = watch_launcher(place, transport)
+    _current, _was_closed = World(transport, known, watch=watch, store=store, connections=stripes), False
     atexit.register(_current.close)
     return _current
 
@@ -233,6 +242,7 @@ class EngineOptions:
     bind: str | None
     insecure: bool
     generation: int
+    connections: int
 
 
 def _store(place: Place, options: EngineOptions) -> dist.Store:
@@ -272,6 +282,7 @@ def _open_zmq(place: Place, options: EngineOptions) -> Transport:
         bind=options.bind or os.environ.get("LACONIC_BIND") or "127.0.0.1",
         key=read_key(options.key_file),
         insecure=options.insecure or os.environ.get("LACONIC_INSECURE") == "1",
+        connections=options.connections,
     )
 
 

@@ -45,6 +45,7 @@ class ZmqTransport(Transport):
             Without one, on loopback, only processes of this user may. Or credentials of another kind.
         insecure: allow plain traffic beyond loopback.
         patience: heartbeats, after how much silence a peer counts as lost, and how long `close` waits.
+        connections: over how many TCP connections payloads to a peer are spread; each rank chooses its own number.
 
     Raises:
         NotAuthorised: no key and not on loopback, or a peer has another key.
@@ -67,6 +68,7 @@ class ZmqTransport(Transport):
         key: bytes | Credentials | None = None,
         insecure: bool = False,
         patience: Patience = PATIENCE,
+        connections: int = 1,
     ) -> None:
         super().__init__(rank, world_size, timeout_s)
         host = host_to_bind(bind)
@@ -76,11 +78,13 @@ class ZmqTransport(Transport):
                 "a key file (or insecure=True on a network you trust)",
                 rank=rank,
             )
-        self._settings: dict[str, Any] = {"bind": bind, "key": key, "insecure": insecure, "patience": patience}
+        self._settings: dict[str, Any] = {
+            "bind": bind, "key": key, "insecure": insecure, "patience": patience, "connections": connections,
+        }  # fmt: skip
         self.arena = Arena()
         self._inbox = Inbox(self)
         secret = secret_for(key, host)
-        self._mesh: Mesh | None = Mesh(rank, host, secret, patience.within(timeout_s), self._inbox.deliver)
+        self._mesh: Mesh | None = Mesh(rank, host, secret, patience.within(timeout_s), self._inbox.deliver, connections)
         self.address = str(self._mesh.address)
         try:
             if store is not None:
@@ -248,7 +252,7 @@ class ZmqTransport(Transport):
             deadline = time.monotonic() + self.timeout_s
             while peer.dealer is not None:
                 try:
-                    tracker = self.mesh.offer(peer.dealer, head, piece)
+                    tracker = peer.send(head, piece)
                     break
                 except zmq.Again:  # its queue is full: take in what is under way, so that nobody waits for us
                     self.progress(peer, round, deadline, sending=True)

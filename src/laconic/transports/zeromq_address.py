@@ -3,7 +3,8 @@
 Callers: the other files of the engine, and what asks whether a member's host is within reach.
 
 A rank's token, random bytes and a seal (see `zeromq_gate.py`), stands in the address it advertises. Whoever connects
-gives `L`, that token and its own rank as ZeroMQ identity, which ROUTER puts before every message.
+gives `L`, that token and its own rank as ZeroMQ identity, which ROUTER puts before every message. One that speaks over
+several connections (`zeromq_stripes.py`) gives `S`, and adds a number of each and what it calls them all.
 """
 
 from __future__ import annotations
@@ -11,29 +12,44 @@ from __future__ import annotations
 import hmac
 import struct
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from laconic.errors import PayloadError
 
 NONCE_NBYTES = SEAL_NBYTES = 16
 TOKEN_NBYTES = NONCE_NBYTES + SEAL_NBYTES
+STREAM_NBYTES = 8
 _IDENTITY = struct.Struct(f"<1s{TOKEN_NBYTES}sI")
+_STRIPED = struct.Struct(f"<1s{TOKEN_NBYTES}sIB{STREAM_NBYTES}s")
 
 
-def identity(token: bytes, rank: int) -> bytes:
-    """The identity under which `rank` speaks to the owner of `token`."""
-    return _IDENTITY.pack(b"L", token, rank)
+def identity(token: bytes, rank: int, stream: bytes = b"", connection: int = 0) -> bytes:
+    """The identity under which `rank` speaks to the owner of `token`, over one connection or a stream of several."""
+    return _STRIPED.pack(b"S", token, rank, connection, stream) if stream else _IDENTITY.pack(b"L", token, rank)
 
 
-def speaker(name: bytes, token: bytes) -> int | None:
-    """The rank behind an identity, or None for a stranger: somebody who does not know our token.
+class Speaker(NamedTuple):
+    """Who speaks: a rank, and the stream that its connections make; empty where there is one connection."""
+
+    rank: int
+    stream: bytes = b""
+
+
+def speaker(name: bytes, token: bytes) -> Speaker | None:
+    """Who is behind an identity, or None for a stranger: somebody who does not know our token.
 
     >>> speaker(identity(b"x" * 32, 3), b"x" * 32), speaker(b"stranger", b"x" * 32)
-    (3, None)
+    (Speaker(rank=3, stream=b''), None)
     """
-    if len(name) != _IDENTITY.size:
+    stream = b""
+    if len(name) == _STRIPED.size:
+        letter, given, rank, _, stream = _STRIPED.unpack(name)
+    elif len(name) == _IDENTITY.size:
+        letter, given, rank = _IDENTITY.unpack(name)
+    else:
         return None
-    letter, given, rank = _IDENTITY.unpack(name)
-    return int(rank) if letter == b"L" and hmac.compare_digest(given, token) else None
+    known = letter == (b"S" if stream else b"L") and hmac.compare_digest(given, token)
+    return Speaker(int(rank), stream) if known else None
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 Caller: `zeromq.py`, which hands in where checked messages go.
 
-One ROUTER receives from all peers; one DEALER per peer sends. Messages that are malformed, or not from a rank of the
-job, are dropped and counted.
+One ROUTER receives from all peers; a DEALER per peer sends, or several where one connection does not fill the link.
+Messages that are malformed, or not from a rank of the job, are dropped and counted.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from dataclasses import dataclass
 import zmq
 
 from laconic.errors import BadInput, NotAuthorised, PayloadError
-from laconic.transports.frame import MAX_FRAME_NBYTES, Arrival, EngineKind, Header, unpack
-from laconic.transports.zeromq_address import Address, speaker
-from laconic.transports.zeromq_gate import Context, Credentials, Gate, Socket
+from laconic.transports.frame import HEADER_NBYTES, MAX_FRAME_NBYTES, Arrival, EngineKind, Header, unpack
+from laconic.transports.zeromq_address import Address, Speaker, speaker
+from laconic.transports.zeromq_gate import Context, Credentials, Gate
 from laconic.transports.zeromq_keys import KEY_VARIABLE
 from laconic.transports.zeromq_peer import Peer
+from laconic.transports.zeromq_stripes import NUMBER, InOrder
 
 # How long one look at the ROUTER lasts before monitors and deadlines are looked at again.
 TICK_S = 0.01
@@ -60,14 +61,23 @@ class Mesh:
         listens_at: host and port of its socket.
         peers: by rank, the lost and the departed included until they are dropped.
         rejected: messages dropped.
+        connections: for the payloads to each peer.
     """
 
     def __init__(
-        self, rank: int, host: str, secret: Credentials, patience: Patience, deliver: Callable[[Peer, Arrival], None]
+        self,
+        rank: int,
+        host: str,
+        secret: Credentials,
+        patience: Patience,
+        deliver: Callable[[Peer, Arrival], None],
+        connections: int = 1,
     ) -> None:
         self.rank = rank
         self.peers: dict[int, Peer] = {}
         self.rejected = 0
+        self.connections = connections
+        self._streams: dict[Speaker, _Stream] = {}  # of peers that speak over several connections
         self._patience = patience
         self._deliver = deliver
         self._secret = secret
@@ -123,7 +133,7 @@ class Mesh:
         self.drop(rank)
         peer = Peer(rank, address, self.rank, self.address.token)
         wait = self._patience
-        peer.connect(self._context, self._secret, wait.heartbeat_s, wait.silence_s or 5.0)
+        peer.connect(self._context, self._secret, wait.heartbeat_s, wait.silence_s or 5.0, self.connections)
         self.peers[rank] = peer
         self.greet(peer)
         return peer
@@ -172,22 +182,10 @@ class Mesh:
         if peer.dealer is None:
             return False
         try:
-            peer.dealer.send(header.pack(text), zmq.NOBLOCK)
+            peer.send(header.pack(text))
         except zmq.Again:
             return False
         return True
-
-    def offer(self, dealer: Socket, head: bytes, piece: memoryview | None) -> zmq.MessageTracker | None:
-        """Hand a message to ZeroMQ; the tracker, if any, tells when `piece` may be written to again.
-
-        Raises:
-            zmq.Again: the queue to this peer is full.
-        """
-        if piece is None:
-            dealer.send(head, zmq.NOBLOCK)
-            return None
-        dealer.send(head, zmq.NOBLOCK | zmq.SNDMORE)
-        return dealer.send(piece, copy=False, track=True)
 
     # receiving
 
@@ -199,6 +197,8 @@ class Mesh:
         except zmq.Again:
             self._watch()
             return False
+        who = speaker(name, self.address.token)
+        number = router.recv() if who is not None and who.stream and router.getsockopt(zmq.RCVMORE) else b""
         head = router.recv() if router.getsockopt(zmq.RCVMORE) else b""
         body: zmq.Frame | None = None
         parts = 0
@@ -208,30 +208,52 @@ class Mesh:
         try:
             if parts > 1:
                 raise PayloadError("a message has one payload")
-            self._file(name, head, body)
+            if who is None or who.rank == self.rank:
+                raise PayloadError("from a stranger")
+            self._put_in_order(name, who, number, _checked(head, body))
         except (PayloadError, NotAuthorised):
             self.rejected += 1
         if time.monotonic() - self._watched_at > TICK_S:
             self._watch()
         return True
 
-    def _file(self, name: bytes, head: bytes, body: zmq.Frame | None) -> None:
-        """Check one message and pass it on; PayloadError if no rank of this job would send it."""
-        rank = speaker(name, self.address.token)
-        if rank is None or rank == self.rank:
-            raise PayloadError("from a stranger")
-        arrival = unpack(head)
-        if body is not None:
-            arrival = arrival._replace(payload=body.buffer)
-        header = arrival.header
-        if arrival.payload.nbytes != header.chunk_nbytes:
-            raise PayloadError("a chunk of the wrong length")
+    def _put_in_order(self, name: bytes, who: Speaker, number: bytes, arrival: Arrival) -> None:
+        """Pass on a message, and those that have waited for it; hold one that came before its turn."""
+        if not who.stream:
+            return self._file(who, {name}, arrival)
+        if len(number) != NUMBER.size:
+            raise PayloadError("a message without a number")
+        if who not in self._streams:
+            self._forget_streams(who.rank)
+            self._streams[who] = _Stream()
+        stream = self._streams[who]
+        stream.names.add(name)
+        if who.rank in self.peers:
+            self.peers[who.rank].heard_at = time.monotonic()
+        nbytes = arrival.payload.nbytes + HEADER_NBYTES + len(arrival.text)
+        for each in stream.order.take(NUMBER.unpack(number)[0], arrival, nbytes):
+            try:
+                self._file(who, stream.names, each)
+            except (PayloadError, NotAuthorised):
+                self.rejected += 1
+
+    def _forget_streams(self, rank: int) -> None:
+        """Forget the streams of those that are gone, and of this rank all but the latest."""
+        for who in [who for who, stream in self._streams.items() if not self._stands(stream.names)]:
+            if who.rank not in self.peers:
+                del self._streams[who]
+        for who in [who for who in self._streams if who.rank == rank][:-1]:
+            del self._streams[who]
+
+    def _file(self, who: Speaker, names: set[bytes], arrival: Arrival) -> None:
+        """Pass a message on; PayloadError if no rank of this job would send it."""
+        rank, header = who.rank, arrival.header
         peer = self.peers.get(rank)
         if header.kind == EngineKind.HELLO:
             # A rank we do not know, or know at an older address, joins.
             if peer is None or str(peer.address) != arrival.text:
                 peer = self.add(rank, Address.parse(arrival.text))
-            peer.greeted = True
+            peer.greeted, peer.names = True, names
         if peer is None:
             raise PayloadError("from a rank that is not a peer")
         peer.heard_at = time.monotonic()
@@ -255,23 +277,43 @@ class Mesh:
         if peer.left:
             return not sending or time.monotonic() - peer.heard_at > _GRACE_S
         if peer.cut_at is None:
-            return peer.unreachable and not self._is_connected(peer)
-        return time.monotonic() - max(peer.heard_at, peer.cut_at) > _GRACE_S or not self._is_connected(peer)
+            return peer.unreachable and not self._stands(peer.names)
+        return time.monotonic() - max(peer.heard_at, peer.cut_at) > _GRACE_S or not self._stands(peer.names)
 
     def half_open(self) -> Peer | None:
         """A peer that no longer takes what we send although its own connection to us stands, if there is one."""
         now = time.monotonic()
         for peer in self.peers.values():
-            if peer.cut_at is not None and not peer.left and now - peer.cut_at > _GRACE_S and self._is_connected(peer):
+            if peer.cut_at is not None and not peer.left and now - peer.cut_at > _GRACE_S and self._stands(peer.names):
                 return peer
         return None
 
-    def _is_connected(self, peer: Peer) -> bool:
-        """Whether the peer's connection to us stands: ROUTER refuses to send where there is none."""
+    def _stands(self, names: set[bytes]) -> bool:
+        """Whether one of a peer's connections to us stands: ROUTER refuses to send where there is none."""
+        return any(self._is_connected(name) for name in names)
+
+    def _is_connected(self, name: bytes) -> bool:
         try:
-            self._router.send_multipart([peer.name, b""], zmq.NOBLOCK)
+            self._router.send_multipart([name, b""], zmq.NOBLOCK)
         except zmq.Again:
             return True
         except zmq.ZMQError:
             return False
         return True
+
+
+class _Stream:
+    """The connections by which a peer speaks to us, and the one order of what comes over them."""
+
+    def __init__(self) -> None:
+        self.names: set[bytes] = set()
+        self.order: InOrder[Arrival] = InOrder()
+
+
+def _checked(head: bytes, body: zmq.Frame | None) -> Arrival:
+    arrival = unpack(head)
+    if body is not None:
+        arrival = arrival._replace(payload=body.buffer)
+    if arrival.payload.nbytes != arrival.header.chunk_nbytes:
+        raise PayloadError("a chunk of the wrong length")
+    return arrival

@@ -4,15 +4,17 @@ Callers: `zeromq_mesh.py` and `zeromq.py`. Everything runs on the transport's th
 
 A rank has two connections to a peer: one for its messages, and a pulse that carries heartbeats only. ZeroMQ stops
 reading a connection whose messages nobody takes, heartbeats included, so a rank that computes for long with a full
-queue would look dead; on a slow link a heartbeat would wait behind the data. When either connection breaks, by a dead
-process or by missed heartbeats, the peer is `cut`. What it sent before may still be on its way over its own connections
-to us, so it counts as lost only when they have ended too.
+queue would look dead; on a slow link a heartbeat would wait behind the data. Where one connection does not fill the
+link, there are several more for payloads (`zeromq_stripes.py`). When any connection breaks, by a dead process or by
+missed heartbeats, the peer is `cut`. What it sent before may still be on its way over its own connections to us, so it
+counts as lost only when they have ended too.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
+import secrets
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -20,8 +22,9 @@ from collections.abc import Iterator
 import zmq
 
 from laconic.transports.frame import Arrival, EngineKind, Growing, Header
-from laconic.transports.zeromq_address import Address, identity
+from laconic.transports.zeromq_address import STREAM_NBYTES, Address, identity
 from laconic.transports.zeromq_gate import EVENT, Context, Credentials, Socket, monitor
+from laconic.transports.zeromq_stripes import NUMBER, QUEUE
 
 # A handshake that fails without a detail was cut short: the peer has died, or is too busy to let us in yet.
 _REFUSALS = int(zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_AUTH)
@@ -38,6 +41,7 @@ class Peer:
     """Another rank, and our connection to it.
 
     Attributes:
+        names: by which it speaks to us, one for each of its connections.
         queue: chunks of collectives, in the order sent.
         growing: the message outside collectives that is coming.
         greeted: its hello has come.
@@ -52,7 +56,7 @@ class Peer:
     def __init__(self, rank: int, address: Address, own_rank: int, own_token: bytes) -> None:
         self.rank = rank
         self.address = address
-        self.name = identity(own_token, rank)
+        self.names = {identity(own_token, rank)}
         self.queue: deque[Arrival] = deque()
         self.growing = Growing()
         self.greeted = False
@@ -67,16 +71,28 @@ class Peer:
         self._farewell: zmq.MessageTracker | None = None
         self.dealer: Socket | None = None
         self._lines: list[_Line] = []
-        self._own_name = identity(address.token, own_rank)
+        self._own_rank = own_rank
+        self._lanes: list[Socket] = []  # for payloads, where there are several connections
+        self._latest: dict[int, zmq.MessageTracker] = {}  # what went last, by lane
+        self._numbered = 0  # messages sent
+        self._turn = 0  # payloads sent
 
-    def connect(self, context: Context, secret: Credentials, heartbeat_s: float, silence_s: float) -> None:
-        """Open the DEALER and the pulse; ZeroMQ connects, and connects again, in the background."""
+    def connect(
+        self, context: Context, secret: Credentials, heartbeat_s: float, silence_s: float, connections: int
+    ) -> None:
+        """Open the DEALERs and the pulse; ZeroMQ connects, and connects again, in the background."""
         line, pulse = _Line(context), _Line(context)
-        self._lines = [line, pulse]
-        self.dealer = line.socket
-        self.dealer.setsockopt(zmq.ROUTING_ID, self._own_name)
-        self.dealer.setsockopt(zmq.LINGER, 200)  # for the kernel; the farewell is waited for before closing
-        self.dealer.copy_threshold = _COPY_NBYTES
+        lanes = [_Line(context) for _ in range(connections if connections > 1 else 0)]
+        self._lines = [line, pulse, *lanes]
+        stream = secrets.token_bytes(STREAM_NBYTES) if lanes else b""
+        for number, each in enumerate((line, *lanes)):
+            each.socket.setsockopt(zmq.ROUTING_ID, identity(self.address.token, self._own_rank, stream, number))
+            each.socket.setsockopt(zmq.LINGER, 200)  # for the kernel; the farewell is waited for before closing
+            each.socket.copy_threshold = _COPY_NBYTES
+        self.dealer, self._lanes = line.socket, [each.socket for each in lanes]
+        for lane in self._lanes:
+            lane.setsockopt(zmq.SNDHWM, QUEUE)
+            lane.copy_threshold = 0  # all is tracked, so that leaving can wait for it
         pulse.socket.setsockopt(zmq.LINGER, 0)
         pulse.socket.setsockopt(zmq.HEARTBEAT_IVL, max(1, int(heartbeat_s * 1000)))
         pulse.socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, max(1, int(silence_s * 1000)))
@@ -84,7 +100,7 @@ class Peer:
             each.connect(self.address, secret)
 
     def watch(self) -> None:
-        """Read the monitors' events; if an established connection broke, give up both at once."""
+        """Read the monitors' events; if an established connection broke, give up all at once."""
         for line in self._lines:
             for event in line.events():
                 if event & _REFUSALS:
@@ -103,7 +119,7 @@ class Peer:
 
     @property
     def established(self) -> bool:
-        """Whether both connections to it stand."""
+        """Whether all connections to it stand."""
         return bool(self._lines) and all(line.established for line in self._lines)
 
     @property
@@ -111,22 +127,52 @@ class Peer:
         """Whether nobody listens at its address any more."""
         return self._tried_since is not None and time.monotonic() - self._tried_since > _UNREACHABLE_S
 
+    def send(self, head: bytes, piece: memoryview | None = None) -> zmq.MessageTracker | None:
+        """Hand a message to ZeroMQ; the tracker, if any, tells when `piece` may be written to again.
+
+        Raises:
+            zmq.Again: the queue of the connection whose turn it is, is full.
+        """
+        assert self.dealer is not None
+        if piece is None:
+            self._begin(self.dealer)
+            self.dealer.send(head, zmq.NOBLOCK)
+        else:
+            lane = self._turn % len(self._lanes) if self._lanes else -1
+            sock = self._lanes[lane] if self._lanes else self.dealer
+            self._begin(sock)
+            sock.send(head, zmq.NOBLOCK | zmq.SNDMORE)
+            tracker = sock.send(piece, copy=False, track=True)
+            self._turn += 1
+            if self._lanes:
+                self._latest[lane] = tracker
+        self._numbered += 1
+        return None if piece is None else tracker
+
+    def _begin(self, sock: Socket) -> None:
+        """Begin a message: with its number, where there are several connections. Raises zmq.Again."""
+        if self._lanes:
+            sock.send(NUMBER.pack(self._numbered), zmq.NOBLOCK | zmq.SNDMORE)
+
     def bid_farewell(self) -> None:
         """Send the last message, and track it."""
         if self.dealer is not None:
             self.dealer.copy_threshold = 0
             try:
+                self._begin(self.dealer)
                 self._farewell = self.dealer.send(Header(EngineKind.BYE).pack(), zmq.NOBLOCK, copy=False, track=True)
+                self._numbered += 1
             except zmq.Again:
                 self._farewell = None
 
     def is_taking_leave(self, *, thanks: bool) -> bool:
-        """Whether the farewell is still in transit to a living peer, or not acknowledged."""
+        """Whether the farewell, or a payload before it, is still in transit to a living peer, or not acknowledged."""
         if self._farewell is None or self.dealer is None or self.left:
             return False
         if self.refuses or self._tried_since is not None:
             return False
-        return not self._farewell.done or (thanks and not self.thanked)
+        out = self._farewell.done and all(tracker.done for tracker in self._latest.values())
+        return not out or (thanks and not self.thanked)
 
     def why_gone(self, name: int) -> str:
         """Why nothing more can come from it; `name` is its job-wide number."""
@@ -137,8 +183,8 @@ class Peer:
         return f"peer {name} is lost: its connection broke, or it gave no sign of life"
 
     def disconnect(self, *, linger: bool) -> None:
-        """Close both connections; without linger what is queued is dropped and its memory released."""
-        lines, self._lines, self.dealer = self._lines, [], None
+        """Close all connections; without linger what is queued is dropped and its memory released."""
+        lines, self._lines, self._lanes, self.dealer = self._lines, [], [], None
         for line in lines:
             line.close(linger=linger)
 

@@ -12,7 +12,7 @@ import typer
 from laconic.cli.shared import Engine, Ranks, echo_json
 from laconic.errors import BadInput
 from laconic.transports.profile import Profile
-from laconic.transports.tcp_window import TcpLimits, advice, needed_nbytes
+from laconic.transports.tcp_window import TcpLimits, advice, connections_for, needed_nbytes
 from laconic_lab.bench.collectives import measure_link
 from laconic_lab.clusters.launch import run_job
 
@@ -35,7 +35,12 @@ def probe(
     link, limits = profile.link, TcpLimits.read()
     cure = [] if limits is None else advice(link, limits)
     if json:
-        window = {"needed_nbytes": needed_nbytes(link), "limits": limits and asdict(limits), "sysctl": cure}
+        window = {
+            "needed_nbytes": needed_nbytes(link),
+            "limits": limits and asdict(limits),
+            "sysctl": cure,
+            "connections": connections_for(link, limits),
+        }
         echo_json({**json_module.loads(text), "tcp_window": window})
         return
     bandwidth = f"{1e-9 / link.s_per_byte:.3g} GB/s" if link.s_per_byte else "no limit seen"
@@ -51,6 +56,8 @@ def probe(
         typer.echo(f"  TCP's window         {limits.window_nbytes:10d} B at most for one connection (buffers: {most})")
     for line in cure:
         typer.echo(f"    one connection cannot fill this link; on both ends: {line}")
+    if (many := connections_for(link, limits)) > 1:
+        typer.echo(f"  connections          {many:10d} to each peer, where this profile is given and the engine is zmq")
     typer.echo(f"  residual of the fit  {100 * profile.relative_rms:10.1f} % (root mean square, relative)")
     for residual in profile.residuals:
         typer.echo(

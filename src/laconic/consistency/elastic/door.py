@@ -121,6 +121,7 @@ def elastic(
     silence_s: float = 1.5,
     outage_s: float = 300.0,
     algorithm: str = "auto",
+    connections: int | str | None = None,
     **unknown: Never,
 ) -> ElasticJob:
     """Train together with whoever meets in `meeting`, through every loss of a worker; blocks until this one is in.
@@ -149,7 +150,7 @@ def elastic(
             "block_momentum(8)" or "diloco(100)", the weights after a block of steps that each worker makes alone, which
             is then what is committed, or made again.
         workers, drop_slowest, quorum, grace_s, shares: see `ElasticOptions`, also for what follows.
-        patience_s, silence_s, outage_s, algorithm: how long to wait, and how vectors travel.
+        patience_s, silence_s, outage_s, algorithm, connections: how long to wait, and how vectors travel.
         unknown: always empty; an unknown name is refused, and the error suggests the nearest one.
 
     Raises:
@@ -180,7 +181,8 @@ def elastic(
     """
     given = ElasticOptions.of({
         "workers": workers, "drop_slowest": drop_slowest, "quorum": quorum, "grace_s": grace_s, "shares": shares,
-        "patience_s": patience_s, "silence_s": silence_s, "outage_s": outage_s, "algorithm": algorithm, **unknown,
+        "patience_s": patience_s, "silence_s": silence_s, "outage_s": outage_s, "algorithm": algorithm,
+        "connections": connections, **unknown,
     })  # fmt: skip
     if codec == "auto":
         raise BadInput("codec 'auto' is chosen by links between ranks that stay; name a codec for elastic")

@@ -59,7 +59,7 @@ class Newcomer(NamedTuple):
 class Line:
     """One worker's ZeroMQ transport in a group."""
 
-    def __init__(self, meeting: Meeting, number: int, silence_s: float) -> None:
+    def __init__(self, meeting: Meeting, number: int, silence_s: float, connections: int = 1) -> None:
         self.meeting, self.id = meeting, number
         self.view = View(0, (), "", 0.0)
         self.newcomers: dict[int, Newcomer] = {}  # by number
@@ -82,8 +82,9 @@ class Line:
         self._looked_at = time.monotonic()
         host, own = os.environ.get("LACONIC_BIND", "127.0.0.1"), self._own_credentials()
         key = read_key() if own or is_loopback(host) else read_key() or meeting.key()
+        patience = Patience(HEARTBEAT_S, silence_s, LINGER_S)
         self.transport = ZmqTransport(
-            None, self.id, 1, 60.0, bind=host, key=own or key, patience=Patience(HEARTBEAT_S, silence_s, LINGER_S)
+            None, self.id, 1, 60.0, bind=host, key=own or key, patience=patience, connections=connections
         )
         self._relayed = self._ask_relay(key, host)
         self.address = self.transport.address

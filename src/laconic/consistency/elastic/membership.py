@@ -119,7 +119,8 @@ class Membership:
         """
         self.wire.forget()
         job, number, outage_s = self.replica.signature, self._number(), self.options.outage_s
-        line = outlast(lambda: Line(self.meeting, number, self.options.silence_s), self.meeting.where, outage_s)
+        silence_s, connections = self.options.silence_s, self.options.connections_to_peers()
+        line = outlast(lambda: Line(self.meeting, number, silence_s, connections), self.meeting.where, outage_s)
         self.watch = MemberWatch(line, self.replica, self.deadline, self.options, self.work.period)
         self.pending = None
         loader = Loader(line, self.replica, self._load, self._repeat)

@@ -11,6 +11,8 @@ from laconic.consistency.elastic.messages import MAX_MEMBERS
 from laconic.errors import BadInput, UnknownName
 from laconic.exchange.costs import coded_names
 from laconic.specs import check_kinds
+from laconic.transports.profile import Profile
+from laconic.transports.tcp_window import chosen_connections
 from laconic.workloads.order import SampleLedger
 
 SHARES = ("equal", "speed")
@@ -55,6 +57,7 @@ class ElasticOptions:
             newcomer's first gradient; longer than a step takes, or a block of steps where workers agree on blocks.
         silence_s: a connection without a heartbeat for this long counts as broken, however long steps take.
         algorithm: of the all-reduce among members, see `laconic.compress`.
+        connections: over how many TCP connections this worker spreads long messages to a member, see `laconic.init`.
         outage_s: how long to tolerate failures around the job: an excluded worker tries to come back, and a change of
             members that cannot be written to the meeting place is retried.
     """
@@ -68,6 +71,7 @@ class ElasticOptions:
     silence_s: float = 1.5
     outage_s: float = 300.0
     algorithm: str = "auto"
+    connections: int | str | None = None
 
     def __post_init__(self) -> None:
         check_kinds("elastic", ElasticOptions, vars(self))
@@ -82,6 +86,7 @@ class ElasticOptions:
             raise UnknownName("division of samples", self.shares, SHARES)
         if self.algorithm not in coded_names():
             raise UnknownName("algorithm", self.algorithm, coded_names())
+        chosen_connections(self.connections, None)  # refuses what is none
         if self.workers > MAX_MEMBERS:
             raise BadInput(f"an elastic training has at most {MAX_MEMBERS} workers at a time, not {self.workers}")
 
@@ -93,6 +98,11 @@ class ElasticOptions:
     def needed(self, members: int) -> int:
         """How many of so many members a step needs."""
         return max(1, min(self.quorum or members, members - self.drop_slowest))
+
+    def connections_to_peers(self) -> int:
+        """How many TCP connections long messages to a member take; by the link that LACONIC_LINK names."""
+        profile = Profile.known()
+        return chosen_connections(self.connections, None if profile is None else profile.link)
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> ElasticOptions:
