@@ -24,7 +24,7 @@ torch.manual_seed(0)
 order = torch.randperm(len(labels))
 images, labels = images[order].float() / 16, labels[order]
 ddp = DistributedDataParallel(nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10)))
-job = laconic.compress(ddp, "topk(0.05)+qsgd(4)")  # the one line
+job = laconic.compress(ddp)  # the one line: 8 bits a value
 
 optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1, momentum=0.9)
 sent_nbytes = dense_nbytes = 0

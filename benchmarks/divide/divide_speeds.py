@@ -1,4 +1,4 @@
-"""How fast divided models are, beside torch's own divisions: every speed line of docs/guides/divide.md by one command.
+"""How fast divided models are, beside torch's own divisions: the speeds of docs/research/divide.md by one command.
 
     python -m benchmarks divide-speeds                              # needs root and two cores; about ten minutes
     python -m benchmarks divide-speeds --only dense-100mbit         # one of them

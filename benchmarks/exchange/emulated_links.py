@@ -87,7 +87,7 @@ def _processor_s(process: int) -> float:
 
 
 def table(record: dict[str, Any]) -> str:
-    """The rows for docs/guides/emulated-networks.md."""
+    """The rows for docs/research/emulated-networks.md."""
     heads = "asked for | round trip | × asked | one TCP stream | × asked | the forwarder's share of a core"
     return "\n".join([
         f"| {heads} |", "|---|---|---|---|---|---|",

@@ -131,7 +131,7 @@ def aims_table(tables: dict[str, dict[str, Any]]) -> str:
 
 
 def steps_table(tables: dict[str, dict[str, Any]]) -> str:
-    """Every step beside its bounds, for docs/guides/overlap.md."""
+    """Every step beside its bounds, for docs/research/overlap.md."""
     heads = ("ms a step", "× bound", "× layers' bound", "× DDP's bound", "processor ms", "loss")
     lines = [f"| table | configuration | {' | '.join(heads)} |", "|---" * (2 + len(heads)) + "|"]
     for title, record in tables.items():

@@ -50,7 +50,7 @@ def run_rank(spec: StepSpec, name: str, every: int) -> Losses:
 
 
 def table(record: dict[str, Any]) -> str:
-    """How far losses jump within a training, beside how far configurations differ, for docs/guides/overlap.md."""
+    """How far losses jump within a training, beside how far configurations differ, for docs/research/overlap.md."""
     heads = "configuration | on 128 samples, steps 36 to 60, by seed | on 2048, mean of the last 30 steps | mean"
     lines, rows = [f"| {heads} |", "|---|---|---|---|"], dict[str, list[Losses]]()
     for each in record["trainings"]:

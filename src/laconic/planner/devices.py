@@ -147,7 +147,7 @@ def _measured(threads: int) -> Device:
     # More than 0.1 ms is no call: the thread turned in circles while it waited for one that others had put aside.
     call_s = min(1e-4, max(1e-7, _best(lambda: small @ small) - 64**3 / peak))
     bandwidth = 8.0 * values.numel() / _best(lambda: torch.add(values, 1.0, out=values))
-    # Convolutions and backward passes reach about 0.7 of a large product's pace; see docs/guides/plan.md.
+    # Convolutions and backward passes reach about 0.7 of a large product's pace; see docs/research/plan.md.
     return Device(HERE, peak, bandwidth, 0.7, 64**3, call_s, f"measured, {threads} threads", load.busy)
 
 

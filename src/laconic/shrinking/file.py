@@ -293,7 +293,7 @@ def _header(data: Array) -> dict[str, Any]:
         raise PayloadError(f"not a .lac file: it has {data.size} bytes, fewer than the {_PREFIX.size} before a header")
     magic, version, stored, size, check, digest = _PREFIX.unpack(data[: _PREFIX.size].tobytes())
     if magic != MAGIC:
-        raise PayloadError("not a .lac file: it begins otherwise")
+        raise PayloadError("not a .lac file: wrong magic bytes")
     if version != VERSION:
         raise PayloadError(f"a .lac file of version {version}, this is version {VERSION}; a newer Laconic may read it")
     if stored > data.size - _PREFIX.size:

@@ -37,7 +37,7 @@ NEXT = "next: laconic run --hosts 2 --link 100mbit YOUR_SCRIPT.py, then laconic.
 UNSTEADY = 1.5  # times the quickest seed's step
 DEMO_CONFIGS = "ddp,compress:dynamic8,distribute:dynamic8,compress:auto,compress:topk(0.05)+qsgd(4),warm_up=10"
 DEMO_EPOCHS = 10  # half the workload's own: enough for the target on most seeds, and done in about two minutes
-KINDS = "compress:CODEC, distribute:CODEC@MODE, ddp, ddp-fp16, ddp-powersgd, single; a codec alone is compressed"
+KINDS = "compress:CODEC, distribute:CODEC@MODE, ddp, ddp-fp16, ddp-powersgd, single; a bare codec means compress:CODEC"
 
 
 def compare(

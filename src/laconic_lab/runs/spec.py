@@ -58,7 +58,7 @@ class RunSpec:
         algorithm: of the compressed all-reduce.
         link: emulated links; None for the machine as it is.
         between: the emulated link between two sites of half the hosts each; None is one site.
-        hosts: emulated hosts; None for one a worker where links are emulated.
+        hosts: emulated hosts; None for one per worker where links are emulated.
         changes: what is asked of the workload in place of its own.
         slow: the last worker computes this many times as long.
         tuning_runs: how many runs it took to choose the settings.
