@@ -13,6 +13,7 @@ import threading
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import certifi
 import pytest
@@ -22,11 +23,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import laconic
+from laconic.consistency.elastic.line import Line
 from laconic.consistency.elastic.meeting import Meeting, View, event
 from laconic.consistency.elastic.places import open_place
-from laconic.consistency.elastic.places.base import PLACES
+from laconic.consistency.elastic.places.base import PLACES, Turns
 from laconic.consistency.elastic.places.server import MeetingServer
 from laconic.errors import BadInput, StorageError, UnknownName
+from laconic.transports.liveness import LostPeer
 from laconic.transports.zeromq_keys import KEY_VARIABLE, new_key
 from tests.consistency.elastic.places import KINDS, Etcd, Served, answering, free_port, has_etcd, opened
 from tests.consistency.elastic.trainers import Trainer, assert_alike, until
@@ -106,6 +109,86 @@ def test_nobody_makes_a_view_twice(where: Callable[[str], str], tries: list[tupl
         highest = max(valid)
         assert meeting.newest() == valid[highest]
         meeting.close()
+
+
+class _Worker:
+    """One worker's part in a change of views, by the code that members run, without a network between them.
+
+    Attributes:
+        fate: of what it writes next: done; lost, done and nobody answers; refused, not done.
+    """
+
+    def __init__(self, job: str, view: View, number: int) -> None:
+        self.meeting, self.view, self.id, self.fate = Meeting(job), view, number, "done"
+        self.newcomers: dict[int, object] = {}
+        self._leaving: set[int] = set()
+        self._write, place = self.meeting._place.create, self.meeting._place
+        place.create = self._create  # type: ignore[method-assign]
+
+    def _create(self, name: str, text: str) -> bool:
+        made = self.fate != "refused" and self._write(name, text)
+        if self.fate != "done":
+            raise StorageError("no answer")
+        return made
+
+    def tell(self, member: int, message: object) -> None:
+        """To whom it tells the view cannot hear it."""
+
+    def loses(self, members: set[int], fate: str) -> None:
+        """Propose a view without these, and enter what is then valid, if it is told."""
+        self.fate = fate
+        lost = {m: LostPeer(m, self.id, "gone") for m in members & set(self.view.ids)}
+        if self.id in self.view.ids and lost:
+            with contextlib.suppress(StorageError):
+                self.view = Line.propose(self, lost, 0, 0, ())  # type: ignore[arg-type]
+
+
+def test_turns_are_taken_in_the_order_of_asking() -> None:
+    """Who asks a place again and again does not keep out who waits."""
+    turns, order = Turns(), list[str]()
+
+    def come(name: str) -> None:
+        with turns:
+            order.append(name)
+
+    waiting = [threading.Thread(target=come, args=(name,)) for name in "ab"]
+    with turns:
+        for number, thread in enumerate(waiting, 1):
+            thread.start()
+            until(lambda number=number: len(turns._waiting) == number)  # type: ignore[misc]
+    come("again")
+    for thread in waiting:
+        thread.join(10)
+    assert order == ["a", "b", "again"]
+
+
+_FATES = st.sampled_from(["done", "lost", "refused"])
+_TURNS = st.lists(st.tuples(st.integers(0, 5), st.sets(st.integers(1, 6), max_size=2), _FATES))
+
+
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(st.integers(1, 3), st.integers(1, 3), _TURNS)
+def test_of_two_halves_one_goes_on(where: Callable[[str], str], one: int, other: int, turns: list[Any]) -> None:
+    """Members of both halves propose in any order, some lose more of their own half, and answers are lost."""
+    job, everyone = where(f"halves-{next(_jobs)}"), range(1, one + other + 1)
+    begun = _view(1, *everyone)
+    workers = {number: _Worker(job, begun, number) for number in everyone}
+    assert workers[1].meeting.publish(begun)
+    first, second = set(everyone[:one]), set(everyone[one:])
+    entered: dict[int, set[tuple[int, ...]]] = {}
+    for turn, more, fate in [*turns, *((number - 1, set[int](), "done") for number in everyone)]:
+        worker = workers[everyone[turn % len(everyone)]]
+        apart = second if worker.id in first else first
+        worker.loses((apart | more) - {worker.id}, fate)
+        entered.setdefault(worker.view.number, set()).add(worker.view.ids)
+    assert all(len(views) == 1 for views in entered.values()), "a view was made twice"
+    newest = workers[1].meeting.newest()
+    assert newest is not None
+    assert newest.ids, "nobody goes on"
+    assert set(newest.ids) <= first or set(newest.ids) <= second, "both halves go on"
+    for worker in workers.values():
+        assert worker.meeting.newest() == newest, "who looks finds whether it is out"
+        worker.meeting.close()
 
 
 def test_a_view_whose_answer_was_lost_is_the_workers_own(where: Callable[[str], str]) -> None:

@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import os
 import secrets
-import threading
 import time
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, TypeVar
 
-from laconic.consistency.elastic.places.base import PLACES, split_address, split_port
+from laconic.consistency.elastic.places.base import PLACES, Turns, split_address, split_port
 from laconic.errors import BadInput, StorageError
 
 EXAMPLE = "etcd://host:2379/job"
@@ -39,7 +38,7 @@ class EtcdPlace:
         self.where = where.replace(f":{self._password}@", "@") if self._password else where
         self._prefix = f"laconic/{job}/"
         self._members = [self._member(*split_port(each, 2379, self.where)) for each in servers.split(",")]
-        self._lock = threading.Lock()  # a session of HTTP is one thread's at a time
+        self._lock = Turns()  # a session of HTTP is one thread's at a time
 
     def _member(self, host: str, port: int) -> Any:
         try:
@@ -67,11 +66,13 @@ class EtcdPlace:
             self._ask(lambda member, key=key, line=line: member.put(key, line.encode()))  # type: ignore[misc]
 
     def read(self, name: str) -> bytes | None:
-        found = self._ask(lambda member: member.get(self._prefix + name))
-        if found:
-            return bytes(found[0])
-        lines = self._ask(lambda member: member.get_prefix(f"{self._prefix}{name}/", sort_order="ascend"))
-        return b"".join(line + b"\n" for line, _ in lines) or None
+        key = self._prefix + name
+        end = f"{key}0"  # the character after the slash: with all that is below it, in one question
+        found = self._ask(lambda member: member.get(key, metadata=True, sort_order="ascend", range_end=end))
+        texts = {about["key"].decode(): bytes(text) for text, about in found}
+        if key in texts:
+            return texts[key]
+        return b"".join(text + b"\n" for name, text in texts.items() if name.startswith(f"{key}/")) or None
 
     def names(self, prefix: str = "") -> list[str]:
         found = self._ask(lambda member: member.get_prefix(self._prefix + prefix))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import itertools
-import threading
 import time
 from collections.abc import Iterable
 from typing import ClassVar
@@ -12,7 +11,7 @@ from typing import ClassVar
 import msgspec
 import zmq
 
-from laconic.consistency.elastic.places.base import PLACES, split_address, split_port
+from laconic.consistency.elastic.places.base import PLACES, Turns, split_address, split_port
 from laconic.consistency.elastic.places.server import Answer, PlaceKind, Request, meeting_secret
 from laconic.errors import PayloadError, StorageError
 from laconic.transports.frame import MAX_FRAME_NBYTES, Header, unpack
@@ -37,7 +36,7 @@ class TcpPlace:
         self._host, self._port = split_port(server, None, where)
         self._secret = meeting_secret(read_key(), self._host)
         self._context: Context = zmq.Context()
-        self._lock = threading.Lock()  # a socket is one thread's at a time
+        self._lock = Turns()  # a socket is one thread's at a time
         self._socket: Socket | None = None
         self._numbers = itertools.count(1)
 
