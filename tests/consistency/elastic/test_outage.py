@@ -121,6 +121,24 @@ def test_a_first_worker_is_told_at_once(tmp_path: Path, monkeypatch: pytest.Monk
     assert "workers cannot meet in" in str(worker.error)
 
 
+def test_a_first_worker_outlives_one_answer_that_does_not_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number, refused = Meeting.number, list[str]()
+
+    def slow_once(self: Meeting) -> int:
+        if not refused:
+            refused.append("no answer")
+            raise StorageError("no answer in 3 s")
+        return number(self)
+
+    monkeypatch.setattr(Meeting, "number", slow_once)
+    worker = Trainer(tmp_path, data=laconic.Samples(256, 32, 1))
+    worker.ended()
+    assert refused
+    assert max(worker.digests) == 8
+
+
 class Readings:
     """Everything that is read in a meeting folder, which fails while `lost`."""
 

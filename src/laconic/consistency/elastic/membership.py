@@ -145,7 +145,8 @@ class Membership:
             except StorageError as error:
                 if outlast(lambda: self.meeting.finished, where, outage_s):
                     raise TrainingOver from None
-                if outlast(self.meeting.newest, where, outage_s) is None:
+                # Once, it may only have been slow.
+                if outage.has_begun and outlast(self.meeting.newest, where, outage_s) is None:
                     raise StorageError(f"workers cannot meet in {where}: {error}", error.errno) from error
                 outage.failed(error)
                 time.sleep(RETRY_S)
