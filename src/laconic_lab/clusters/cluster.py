@@ -12,6 +12,8 @@ switch live in namespaces that the kernel removes together with the last process
 Where links have a latency, a host sends through a TUN device and a process that delays its packets (`delay.py`):
 
     host 0 delay0 ── process ── delay0 of the switch, which routes to site0;  what it receives comes by port0, as above
+
+A host that is `routed` is a router, and its ranks run in a namespace behind it (`routers.py`).
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from laconic.schedules.link import Link
 from laconic.transports import namespace
 from laconic.transports.launcher import Host, LocalJob
 from laconic.transports.rendezvous import new_store
-from laconic_lab.clusters import delay
+from laconic_lab.clusters import delay, routers
 from laconic_lab.clusters.delay import Delay
 
 T = TypeVar("T")
@@ -81,6 +83,8 @@ class Cluster:
         link: of every host, "1gbit", "100mbit,40ms", "20mbit,40ms,5ms,0.1%", "unlimited": rate, latency one way from
             host to host, jitter and loss. Without a latency none is added.
         between: the same, between two sites of half the hosts each; its latency comes on top.
+        routed: so many hosts, the first, are each behind a router of their own that masquerades: they reach the others,
+            and nobody reaches them.
 
     Raises:
         BadInput: not root, not Linux, no `ip` and `tc`, or a value that cannot be used.
@@ -91,7 +95,7 @@ class Cluster:
             results = cluster.run(train, args=(seed,), timeout_s=60)
     """
 
-    def __init__(self, hosts: int = 4, link: str = "1gbit", between: str | None = None) -> None:
+    def __init__(self, hosts: int = 4, link: str = "1gbit", between: str | None = None, routed: int = 0) -> None:
         if not 1 <= hosts <= MAX_HOSTS:
             raise BadInput(f"a cluster has 1 to {MAX_HOSTS} hosts, got {hosts}")
         self.link = emulated(link)
@@ -100,10 +104,11 @@ class Cluster:
         if self.sites > hosts:
             raise BadInput(f"two sites need at least 2 hosts, got {hosts}")
         _check_machine()
-        self.hosts = hosts
+        self.hosts, self.routed = hosts, routed
         self.store_address = "10.77.255.254"
         self._switch = -1
         self._descriptors: list[int] = []
+        self._homes: dict[int, int] = {}  # the namespaces behind routers, by host
         self._jobs: list[LocalJob[Any]] = []
         self.forwarders: list[subprocess.Popen[bytes]] = []
 
@@ -114,7 +119,7 @@ class Cluster:
         return min((rate for rate in rates if rate is not None), default=None)
 
     def address(self, host: int) -> str:
-        """The host's address, seen from the others."""
+        """The host's address, seen from the others; of a host behind a router, the router's."""
         return f"10.77.0.{host + 1}"
 
     def site(self, host: int) -> int:
@@ -127,6 +132,9 @@ class Cluster:
             self._build_switch()
             for host in range(self.hosts):
                 self._connect(host, self._new_namespace())
+            for host in range(self.routed):
+                self._homes[host] = self._new_namespace()
+                routers.connect(self._descriptors[1 + host], self._homes[host], self.address(host), _batch)
         except BaseException:
             self.close()
             raise
@@ -169,10 +177,15 @@ class Cluster:
         args: tuple[Any, ...] = (),
         ranks_per_host: int = 1,
         environment: Mapping[str, str] | None = None,
+        hosts: Sequence[int] | None = None,
     ) -> LocalJob[T]:
-        """Start the importable `function(*args)` on every host; rank r runs on host ⌊r / ranks_per_host⌋."""
-        hosts = self.places(ranks_per_host)
-        return self._keep(LocalJob(len(hosts), function, args, environment, store=self.new_store(), hosts=hosts))
+        """Start the importable `function(*args)` on every host; rank r runs on host ⌊r / ranks_per_host⌋.
+
+        Args:
+            hosts: where each rank runs instead.
+        """
+        places = self.places(ranks_per_host) if hosts is None else [self._host(host) for host in hosts]
+        return self._keep(LocalJob(len(places), function, args, environment, store=self.new_store(), hosts=places))
 
     def start_on(self, host: int, function: Callable[..., T], args: tuple[Any, ...] = ()) -> LocalJob[T]:
         """Start `function(*args)` in one process on one host; it finds the others by itself."""
@@ -199,6 +212,11 @@ class Cluster:
         """
         return self.start(function, args, ranks_per_host, environment).results(timeout_s)
 
+    def inside(self, host: int, function: Callable[[], T]) -> T:
+        """The value of `function()`, called on a host; what it starts stays there."""
+        self._check_open()
+        return namespace.inside(self._homes.get(host, self._descriptors[1 + host]), function)
+
     def plug(self, host: int, *, connected: bool) -> None:
         """Cut the host's link, or restore it; packets under way are lost silently."""
         _batch("ip", self._switch, [f"link set port{host} {'up' if connected else 'down'}"])
@@ -215,12 +233,13 @@ class Cluster:
 
     def _host(self, host: int) -> Host:
         self._check_open()
+        home = self._homes.get(host)
         environment = {
             "GLOO_SOCKET_IFNAME": INTERFACE,
-            "LACONIC_BIND": self.address(host),
+            "LACONIC_BIND": self.address(host) if home is None else routers.ADDRESS,
             "LACONIC_INSECURE": "1",  # nobody else is on this network
         }
-        return Host(host, environment, namespace.path_of(self._descriptors[1 + host]))
+        return Host(host, environment, namespace.path_of(self._descriptors[1 + host] if home is None else home))
 
     def _new_namespace(self) -> int:
         try:

@@ -290,3 +290,39 @@ def test_a_refused_command_names_itself(nothing_left: None, monkeypatch: pytest.
     monkeypatch.setattr(cluster_module, "INTERFACE", "a-name-longer-than-fifteen")
     with pytest.raises(BadInput, match=r"`ip link add port0 .*a-name-longer"), Cluster(hosts=1):
         pass
+
+
+def answers(address: str) -> str:
+    """What a connection to port 5000 of an address comes to."""
+    try:
+        with socket.create_connection((address, 5000), 5) as connection:
+            return connection.recv(64).decode()
+    except OSError as error:
+        return type(error).__name__
+
+
+@needs_root
+@pytest.mark.skipif(not shutil.which("iptables"), reason="routers that masquerade need iptables")
+@pytest.mark.parametrize("link", ["unlimited", "unlimited,5ms"])
+def test_hosts_behind_routers_reach_out_and_nobody_reaches_them(link: str) -> None:
+    serve = (
+        "import socket; listening = socket.create_server(('', 5000)); print(flush=True)\n"
+        "while True:\n    peer, (host, _) = listening.accept(); peer.sendall(host.encode()); peer.close()"
+    )
+    with Cluster(3, link, routed=2) as cluster:
+        servers = [
+            cluster.inside(host, lambda: subprocess.Popen([sys.executable, "-c", serve], stdout=subprocess.PIPE))
+            for host in range(3)
+        ]
+        try:
+            for server in servers:
+                assert server.stdout is not None
+                server.stdout.readline()
+            seen = [cluster.inside(host, lambda: answers(cluster.address(2))) for host in (0, 1)]
+            assert seen == [cluster.address(0), cluster.address(1)], "the router's address"
+            assert cluster.inside(2, lambda: answers(cluster.address(0))) == "ConnectionRefusedError"
+            assert cluster.inside(1, lambda: answers(cluster.address(0))) == "ConnectionRefusedError"
+        finally:
+            for server in servers:
+                server.kill()
+                server.communicate()
