@@ -173,7 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     begun = time.monotonic()
     warm()
     start_fork_server("benchmarks.chaos.program")
-    chosen = [fault for fault in known if fault.name in options.faults]
+    chosen = [each for each in known if each.name in options.faults and not set(each.doors).isdisjoint(options.doors)]
     chaos = Chaos(chosen, options, begun + 60 * options.minutes)
     before_s = 0.0
     if options.resume and options.output is not None and options.output.exists():

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,10 +53,20 @@ class Ending:
 
 
 class Running:
-    """The processes of one job; a context manager."""
+    """The processes of one job; a context manager.
+
+    Args:
+        hosts: of the cluster, where each rank runs; None: one on each.
+        environment: variables for all ranks on the cluster.
+    """
 
     def __init__(
-        self, task: Task, run: Callable[[dict[str, Any]], None] = program.run, cluster: Cluster | None = None
+        self,
+        task: Task,
+        run: Callable[[dict[str, Any]], None] = program.run,
+        cluster: Cluster | None = None,
+        hosts: Sequence[int] | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.task = task
         self.folder = Path(task.folder)
@@ -76,7 +86,7 @@ class Running:
                     [*launcher, *command], cwd=ROOT, env=environment, stdout=log, stderr=log
                 )
         elif cluster is not None:
-            self.job = cluster.start(run, (values,))
+            self.job = cluster.start(run, (values,), environment=environment, hosts=hosts)
         else:
             self.job = LocalJob(1 if task.engine == "threads" else task.ranks, run, (values,))
 
@@ -144,9 +154,17 @@ class Running:
         """SIGKILL of a process."""
         self._signal(rank, signal.SIGKILL)
 
+    def stop(self, rank: int) -> None:
+        """SIGSTOP of a process."""
+        self._signal(rank, signal.SIGSTOP)
+
+    def release(self, rank: int) -> None:
+        """Let a rank go on that is held."""
+        (self.folder / f"go{rank}").touch()
+
     def go_on(self, rank: int) -> None:
         """Let a rank go on that is stopped, or held."""
-        (self.folder / f"go{rank}").touch()
+        self.release(rank)
         if self.task.engine != "threads":
             self._signal(rank, signal.SIGCONT)
 

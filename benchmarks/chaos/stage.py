@@ -8,7 +8,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -99,9 +99,15 @@ class Stage:
         folder.mkdir()
         return replace(task, folder=str(folder), trap=None, pace_s=0.0)
 
-    def start(self, task: Task, cluster: Cluster | None = None) -> Running:
+    def start(
+        self,
+        task: Task,
+        cluster: Cluster | None = None,
+        hosts: Sequence[int] | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> Running:
         """The processes of a job."""
-        running = Running(task, self._run, cluster)
+        running = Running(task, self._run, cluster, hosts, environment)
         with self._lock:
             self._running = [*(each for each in self._running if not each.closed), running]
         return running

@@ -67,6 +67,7 @@ class Task:
         pace_s: how long every step takes at least, so that faults fall into the training.
         checkpoints: a folder; a rank goes on from what it holds, and saves there.
         file_nbytes: the size beyond which no rank can write a file, once there is a file "full" in the folder.
+        meeting: where an elastic job meets; None: in its folder.
         workers: how many an elastic job's first step waits for; None: all.
     """
 
@@ -82,6 +83,7 @@ class Task:
     timeout_s: float = 6.0
     checkpoints: str | None = None
     file_nbytes: int | None = None
+    meeting: str | None = None
     workers: int | None = None
     trap: Trap | None = None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -43,15 +43,24 @@ class Elastic(Door):
     def saves(self, case: str) -> bool:
         return False
 
+    def options(self, task: Task) -> dict[str, Any]:
+        """Of `laconic.elastic`, for this case."""
+        return {"consistency": task.case}
+
+    def sample_s(self, task: Task, rank: int) -> float:
+        """How much longer a sample takes a rank."""
+        return 0.0
+
     def run(self, task: Task, world: World | None, notes: Notes) -> Iterable[Tensor]:
         model = loop.network(task, notes)
         optimizer = loop.optimizer_of(model)
         samples = laconic.Samples(SAMPLES * task.steps, SAMPLES, epochs=1, seed=task.seed)
-        meeting = task.checkpoints or str(Path(task.folder, "meeting"))
+        meeting = task.meeting or task.checkpoints or str(Path(task.folder, "meeting"))
+        sample_s = self.sample_s(task, notes.rank)
         notes.at("start")
         with laconic.elastic(
-            model, optimizer, samples, meeting, consistency=task.case, codec=task.codec,
-            workers=task.workers or task.ranks, patience_s=task.timeout_s,
+            model, optimizer, samples, meeting, codec=task.codec, workers=task.workers or task.ranks,
+            patience_s=task.timeout_s, **self.options(task),
         ) as job:  # fmt: skip
             notes.add(begin=job.steps)
             for batch in job.batches():
@@ -60,6 +69,7 @@ class Elastic(Door):
                 numbers = [int(each) for each in batch]
                 if numbers:
                     torch.stack([loop.loss(model, task.seed, 0, each) for each in numbers]).mean().backward()
+                    time.sleep(sample_s * len(numbers))
                 if job.step():
                     notes.add(step=job.steps)
                     if job.steps % EVERY == 0:

@@ -7,14 +7,12 @@ on the size of files, and what needs a disk of its own is left out.
 from __future__ import annotations
 
 import contextlib
-import os
-import subprocess
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from benchmarks.chaos.disks import can_mount, fill, mount, small_disk
 from benchmarks.chaos.doors import DOORS
 from benchmarks.chaos.doors.base import Door
 from benchmarks.chaos.faults.signals import ENGINES, TRAINED, goes_on
@@ -25,44 +23,9 @@ from benchmarks.chaos.scenario import Scenario
 from benchmarks.chaos.stage import Skipped, Stage
 from benchmarks.chaos.task import EVERY, Task
 
-DISK_NBYTES = 2 << 20
 LARGEST_NBYTES = 12_000  # more than the notes of a rank, less than a checkpoint
 FULL_S = 2.0  # how long the disk of an elastic job takes nothing
 BUSY_S = 2.0  # how long files may be open for writing
-
-
-def can_mount() -> bool:
-    """Whether this process may mount a tmpfs."""
-    if os.geteuid() != 0:
-        return False
-    with tempfile.TemporaryDirectory() as folder, small_disk(Path(folder)) as mounted:
-        return mounted
-
-
-@contextlib.contextmanager
-def small_disk(folder: Path) -> Iterator[bool]:
-    """A tmpfs of two megabytes at `folder`, as long as the block lasts; False where that is not allowed."""
-    folder.mkdir(parents=True, exist_ok=True)
-    done = _mount("-t", "tmpfs", "-o", f"size={DISK_NBYTES}", "chaos", str(folder))
-    try:
-        yield done
-    finally:
-        if done:
-            subprocess.run(["umount", "-l", str(folder)], capture_output=True)
-
-
-def _mount(*words: str) -> bool:
-    return subprocess.run(["mount", *words], capture_output=True).returncode == 0
-
-
-def fill(folder: Path) -> Path:
-    """Take all that is left of a disk; returns the file that holds it."""
-    path = folder / "filler"
-    for size in (1 << 12, 1):
-        with contextlib.suppress(OSError), open(path, "ab", buffering=0) as file:
-            while True:
-                file.write(bytes(size))
-    return path
 
 
 class FullDisk:
@@ -176,13 +139,13 @@ class ReadOnlyDisk(FullDisk):
 
     def block(self, disk: Path) -> None:
         ends = time.monotonic() + BUSY_S
-        while not _mount("-o", "remount,ro", str(disk)):  # somebody has a file open for writing
+        while not mount("-o", "remount,ro", str(disk)):  # somebody has a file open for writing
             if time.monotonic() > ends:
                 raise Skipped("the disk is in use, and cannot be mounted for reading only")
             time.sleep(0.01)
 
     def free(self, disk: Path) -> None:
-        _mount("-o", "remount,rw", str(disk))
+        mount("-o", "remount,rw", str(disk))
 
 
 def _later(task: Task) -> Task:

@@ -14,13 +14,15 @@ import pytest
 
 from benchmarks.chaos import chaos, readers, table
 from benchmarks.chaos.doors import DOORS
+from benchmarks.chaos.doors.anywhere import PLACES, WAYS, parsed
 from benchmarks.chaos.doors.base import Door
-from benchmarks.chaos.faults import all_faults
+from benchmarks.chaos.faults import all_faults, meeting
 from benchmarks.chaos.faults.damage import forge
 from benchmarks.chaos.faults.raising import Raise
 from benchmarks.chaos.faults.signals import Kill
 from benchmarks.chaos.judge import HUNG, LOST, SKIPPED, SURVIVED, WRONG, Verdict, judge
 from benchmarks.chaos.launch import Ending
+from benchmarks.chaos.meetings import AWAY
 from benchmarks.chaos.promises import EITHER, END, GO_ON, RAISE, Promise, in_words, of_loss
 from benchmarks.chaos.scenario import FILES, Scenario, places, scenarios
 from benchmarks.chaos.stage import Skipped, Stage
@@ -181,7 +183,7 @@ def test_every_fault_goes_through_every_door_engine_case_and_phase_in_an_order_g
 def test_every_mode_is_a_case_of_distribute() -> None:
     everyone = {spec for name in consistency.names() for spec in consistency.get(name).examples}
     assert everyone <= set(DOORS["distribute"].cases("gloo"))
-    assert set(DOORS) == {"compress", "distribute", "divide", "pipeline", "elastic", "search", "shrink"}
+    assert set(DOORS) == {"compress", "distribute", "divide", "pipeline", "elastic", "anywhere", "search", "shrink"}
 
 
 def test_nothing_is_done_to_a_rank_that_makes_no_steps() -> None:
@@ -190,6 +192,24 @@ def test_nothing_is_done_to_a_rank_that_makes_no_steps() -> None:
     assert {each.victim for each in numbered} == {0, 1}
     assert {replace(each, phase="wire").victim for each in numbered} == {0, 1, 2}
     assert all(each.second != each.victim for each in numbered)
+
+
+def test_meeting_places_and_members_are_lost_in_every_order() -> None:
+    met = {
+        (place, way, fault.name, deed, order)
+        for fault in map(meeting.Meeting, ("", *AWAY))
+        for each in itertools.islice(scenarios(fault, 1), 24 * len(meeting.deeds(fault.how)))
+        for deed, order in [meeting.deed_of(each, fault.how)]
+        for _, place, way in [parsed(each.case)]
+    }
+    assert {(deed, order) for _, _, name, deed, order in met if name == "churn"} == {
+        (deed, "member first") for deed in meeting.MEMBERS
+    }
+    for name in ("place killed", "place stopped", "place cut"):
+        for place in PLACES:
+            mine = {(deed, order) for at, _, fault, deed, order in met if (at, fault) == (place, name)}
+            assert mine == set(itertools.product(meeting.MEMBERS, meeting.ORDERS)), (name, place)
+        assert {way for _, way, fault, *_ in met if fault == name} == set(WAYS)
 
 
 @pytest.mark.parametrize("forges", [False, True])
