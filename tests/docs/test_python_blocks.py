@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import EXAMPLES, blocks
+from tests.docs.pages import EXAMPLES, ROOT, blocks
 from tests.docs.prepared import PreparedPython
 
 
@@ -43,6 +43,7 @@ def test_a_script_that_fails_is_noticed(tmp_path: Path, python: PreparedPython) 
     assert "at the end" in python.run(script)[1]
 
 
+README = (ROOT / "README.md").read_text()
 QUICK = ("ddp_one_line.py", "pipeline_transformer.py")
 
 
@@ -57,6 +58,18 @@ def test_examples_run_under_torchrun(example: Path, tmp_path: Path) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=110, env=environment)
     assert done.returncode == 0, done.stderr
+    if example.name == "ddp_one_line.py":  # as README shows; the accuracy may round otherwise
+        (shown,) = (line for line in README.splitlines() if line.startswith("2 ranks: "))
+        assert shown.split(";")[1] == done.stdout.strip().split(";")[1]
+        assert float(done.stdout.split()[2].rstrip("%")) > 94
+
+
+def test_readme_shows_lines_of_the_example() -> None:
+    (diff,) = (block for _, block in blocks("diff") if "DistributedDataParallel(model)" in block)
+    example = (ROOT / "examples" / "ddp_one_line.py").read_text()
+    added = [line[1:].split("  #")[0].strip() for line in diff.splitlines() if line.startswith("+")]
+    assert len(added) == 2
+    assert all(line in example for line in added)
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)

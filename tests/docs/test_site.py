@@ -30,7 +30,11 @@ def test_the_site_builds() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     pages = ROOT / ".cache" / "site"
     assert "laconic.compress" in (pages / "docs" / "reference" / "api.html").read_text()
+    # opened from a file, a page searches by what these hold
+    assert (pages / "search" / "search_index.js").read_text().startswith("var __index = ")
+    assert (pages / "docs" / "site" / "iframe-worker.js").exists()
     for page in pages.rglob("*.html"):
         text = page.read_text()
         assert 'src="http' not in text, f"{page.name} loads something from the network"
+        assert "iframe-worker.js" in text, f"{page.name} cannot search when it is opened from a file"
         assert 'rel="stylesheet" href="http' not in text, f"{page.name} loads something from the network"
