@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Callable
 from functools import lru_cache
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from laconic.consistency.elastic.meeting import Meeting, View, event, read_events
 from laconic.errors import LaconicError, PayloadError, ProfileError, RecordError
 from laconic.schedules import Link
+from laconic.storage.json_text import SEAL
 from laconic.transports.profile import FitResidual, Profile
 from laconic_lab.records import metrics
 from laconic_lab.records.record import Record
@@ -141,13 +143,24 @@ def _written(kind: str) -> tuple[str, bytes, Any]:
 def test_a_changed_file_is_refused_or_gives_what_was_written(kind: str, change: Callable[[bytes], bytes]) -> None:
     _, read, error = WHOLE[kind]
     name, data, expected = _written(kind)
+    changed = change(data)
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / name).write_bytes(change(data))
+        (Path(folder) / name).write_bytes(changed)
         try:
             found = read(Path(folder))
         except error:
             return
-        assert found == expected
+    # A text that has lost its seal whole is one that somebody wrote by hand.
+    assert found == expected or (kind != "view" and SEAL not in json.loads(changed))
+
+
+def test_a_profile_whose_seal_is_cut_out_is_one_written_by_hand_and_one_whose_seal_is_misspelt_is_refused() -> None:
+    text = _written("profile")[1].decode().replace('"world_size": 4', '"world_size": 3')
+    body, _, seal = text.rpartition(',\n "seal"')
+    assert Profile.from_json(body + "\n}").world_size == 3
+    for damaged in (text, body + ',\n "sdal"' + seal):
+        with pytest.raises(ProfileError):
+            Profile.from_json(damaged)
 
 
 @pytest.mark.parametrize("kind", LINES)

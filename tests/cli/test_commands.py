@@ -10,8 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 
-from laconic import schedules, workloads
+from laconic import cli, schedules, workloads
 from laconic.cli import catalogue, main
 from laconic.codecs import get as codec_class
 from laconic.codecs import names as codec_names
@@ -64,6 +65,10 @@ def _json(capsys: pytest.CaptureFixture[str], *words: str) -> dict:  # type: ign
                 "bench collectives --seconds -1.0", "bench collectives --seconds inf", "cost digits-mlp --rate nan",
             )
         ],
+        (["codecs", "topc"], "did you mean 'topk'"),
+        (["report", "--bogus"], "unknown option '--bogus'"),
+        (["bench", "step", "--linc", "1gbit"], "did you mean '--link'"),
+        (["train"], "name a workload (cifar-cnn, "),
         (["demo", "--seeds", "0"], "--seeds must be at least 1, got 0"),
         (["search", "digits-mlp", "--epochs", "-1"], "--epochs must be at least 1, got -1"),
         (["search", "digits-mlp", "--repeats", "0"], "--repeats must be at least 1, got 0"),
@@ -258,3 +263,59 @@ def test_a_plan_loads_no_matplotlib_before_it_draws() -> None:
     """It takes longer to load than most plans to make."""
     code = "import sys, laconic_lab.commands.plan; sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=120, check=False).returncode == 0
+
+
+def _entries() -> list[tuple[str, str]]:
+    """Every command's words and where its function is."""
+    found = []
+    for name, entry in cli._table([]).items():
+        if isinstance(entry, str):
+            found.append((name, entry))
+        else:
+            found += [(f"{name} {each}", where) for each, where in entry.commands.items()]
+    return found
+
+
+@pytest.mark.parametrize(("words", "entry"), _entries(), ids=[words for words, _ in _entries()])
+def test_options_that_are_checked_before_the_import_are_those_of_the_command(words: str, entry: str) -> None:
+    app = typer.Typer()
+    app.command()(cli._function(entry))
+    options = [each for each in typer.main.get_command(app).params if each.param_type_name == "option"]
+    real = {name for each in options for name in each.opts if name.startswith("--")}
+    completion = {"--install-completion", "--show-completion"}
+    assert real - completion <= set(cli.option_names(entry)), words
+
+
+def test_a_wrong_option_is_refused_before_torch_is_imported() -> None:
+    program = "import sys\nfrom laconic.cli import main\n"
+    program += "try: main(['report', '--bogus'])\nfinally: print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert done.stdout == "False\n"
+
+
+def test_the_list_of_commands_cuts_no_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    said = capsys.readouterr().out
+    assert "..." not in said.replace("[ARGS]...", "")
+    assert "List every codec, or explain one" in said
+
+
+def test_codecs_explains_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _json(capsys, "codecs", "topk(0.01)", "--json")["name"] == "topk"
+    with pytest.raises(SystemExit):
+        main(["codecs", "qsgd"])
+    said = capsys.readouterr().out
+    assert "options:" in said
+    assert "laconic.compress(ddp, " in said
+
+
+def test_report_takes_the_latest_run_or_says_that_there_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        main(["report"])
+    assert ended.value.code == 2
+    assert "there is no latest run in runs/" in capsys.readouterr().err

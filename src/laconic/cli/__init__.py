@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import importlib
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Mapping
@@ -20,7 +21,7 @@ import typer
 
 from laconic import __version__
 from laconic.cli import catalogue
-from laconic.cli.groups import CommandGroup, added
+from laconic.cli.groups import CommandGroup, WholeSentences, added
 from laconic.errors import LaconicError, UnknownName
 
 COMMANDS: Mapping[str, str | CommandGroup] = {
@@ -38,6 +39,7 @@ COMMANDS: Mapping[str, str | CommandGroup] = {
     "watch": "laconic.cli.watch:watch",
 }
 HELP = "Laconic trains PyTorch models over networks slower than the model, and shrinks them to ship."
+_LONG = re.compile(r"--[a-z][a-z0-9-]*")
 # What follows the script is the script's own.
 SETTINGS = {name: {"allow_interspersed_args": False} for name in ("join", "run")}
 
@@ -74,8 +76,8 @@ def _table(words: list[str]) -> Mapping[str, str | CommandGroup]:
 
 def _group(name: str, text: str, table: Mapping[str, str | CommandGroup], words: list[str]) -> typer.Typer:
     """The command of `table` that `words` name, or what the list says of all of them."""
-    group = typer.Typer(name=name, help=text, add_completion=False, no_args_is_help=True, rich_markup_mode=None,
-                        pretty_exceptions_enable=False)  # fmt: skip
+    group = typer.Typer(name=name, cls=WholeSentences, help=text, add_completion=False, no_args_is_help=True,
+                        rich_markup_mode=None, pretty_exceptions_enable=False)  # fmt: skip
     group.callback()(_laconic if name == "laconic" else _nothing)
     if words and not words[0].startswith("-") and words[0] not in table:
         raise UnknownName("command", words[0], table)
@@ -83,6 +85,8 @@ def _group(name: str, text: str, table: Mapping[str, str | CommandGroup], words:
     for command in called or table:
         entry = table[command]
         if isinstance(entry, str):
+            if called and command not in SETTINGS:
+                _check_options(entry, words[1:])
             function = _function(entry) if called else _listed(entry)
             group.command(command, context_settings=SETTINGS.get(command))(function)
         else:
@@ -97,16 +101,53 @@ def _function(entry: str) -> Callable[..., None]:
 
 def _listed(entry: str) -> Callable[..., None]:
     """A stand-in with the command's description, for lists: importing all commands takes seconds."""
-    module, name = entry.split(":")
-    found = find_spec(module)
-    source = Path(found.origin).read_text(encoding="utf-8") if found and found.origin else ""
 
     def listed() -> None: ...
 
-    defined = (each for each in ast.parse(source).body if isinstance(each, ast.FunctionDef) and each.name == name)
-    for each in defined:
-        listed.__doc__ = ast.get_docstring(each)
+    defined = _defined(_source(entry), entry)
+    listed.__doc__ = ast.get_docstring(defined) if defined else None
     return listed
+
+
+def _source(entry: str) -> ast.Module:
+    """The source of a command's module, which is not imported."""
+    found = find_spec(entry.partition(":")[0])
+    return ast.parse(Path(found.origin).read_text(encoding="utf-8") if found and found.origin else "")
+
+
+def _defined(source: ast.Module, entry: str) -> ast.FunctionDef | None:
+    name = entry.partition(":")[2]
+    return next((each for each in source.body if isinstance(each, ast.FunctionDef) and each.name == name), None)
+
+
+def _check_options(entry: str, words: list[str]) -> None:
+    """Refuse options that the command does not have, before its module is imported, which may take seconds."""
+    if not (known := option_names(entry)):
+        return
+    for word in words[: words.index("--")] if "--" in words else words:
+        given = word.partition("=")[0]
+        if word.startswith("--") and given not in known and given.replace("--no-", "--", 1) not in known:
+            raise UnknownName("option", given, known)
+
+
+def option_names(entry: str) -> list[str]:
+    """The long options of a command: its parameters' names, or what their annotations spell out."""
+    source = _source(entry)
+    if (defined := _defined(source, entry)) is None:
+        return []
+    aliases = {each.targets[0].id: each.value for each in source.body
+               if isinstance(each, ast.Assign) and isinstance(each.targets[0], ast.Name)}  # fmt: skip
+    names = {"--help"}
+    for argument in [*defined.args.args, *defined.args.kwonlyargs]:
+        annotation = argument.annotation
+        known = aliases.get(annotation.id) if isinstance(annotation, ast.Name) else None
+        nodes = [each for tree in (argument, known) if tree for each in ast.walk(tree)]
+        if any(isinstance(each, ast.Attribute) and each.attr == "Argument" for each in nodes):
+            continue
+        texts = (each.value for each in nodes if isinstance(each, ast.Constant))
+        spelt = {text for text in texts if isinstance(text, str) and _LONG.fullmatch(text)}
+        names |= spelt or {f"--{argument.arg.replace('_', '-')}"}
+    return sorted(names)
 
 
 def _tell_version(asked: bool) -> None:

@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from laconic.cli.catalogue import catalogue
 from laconic.cli.shared import Json, echo_json, echo_table
+from laconic.errors import UnknownName
+from laconic.text_table import aligned
 
 HEADINGS = ("codec", "per element", "bias", "rounding", "source", "what it does")
 
 
-def codecs(json: Json = False) -> None:
-    """List every codec: bits per element, bias, stochastic or not, source paper, one line on what it does."""
+def codecs(
+    name: Annotated[str | None, typer.Argument(help="One codec to explain.")] = None, json: Json = False
+) -> None:
+    """List every codec, or explain one: bits per element, bias, rounding, source, options, what it does."""
     entries = catalogue()["codecs"]
-    if json:
+    if name is not None:
+        found = next((entry for entry in entries if entry["name"] == name.partition("(")[0]), None)
+        if found is None:
+            raise UnknownName("codec", name, [entry["name"] for entry in entries])
+        if json:
+            return echo_json(found)
+        cells = zip(HEADINGS, _cells(found), strict=True)
+        options = [("options", ", ".join(found["options"]) or "none")]
+        lines = [*cells, *options, ("in a script", f'laconic.compress(ddp, "{found["spec"]}")')]
+        typer.echo("\n".join(aligned([[f"{word}:", text] for word, text in lines], left=(0, 1))))
+    elif json:
         echo_json({"codecs": entries})
     else:
         echo_table(HEADINGS, [_cells(entry) for entry in entries], left=HEADINGS[2:], named=False)

@@ -10,10 +10,25 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from typer.core import TyperGroup
 
 from laconic.errors import MissingExtra
 
 ENTRY_POINTS = "laconic.commands"
+
+
+class WholeSentences(TyperGroup):
+    """A list of commands whose descriptions are wrapped, not cut off."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write each command's name beside the first paragraph of its help."""
+        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        rows = [(name, " ".join((each.help or "").partition("\n\n")[0].split())) for name, each in commands if each]
+        if rows:
+            with formatter.section("Commands"):
+                formatter.write_dl(rows)
 
 
 @dataclass(frozen=True)

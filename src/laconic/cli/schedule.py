@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from laconic import schedules
+from laconic import schedules, words
 from laconic.cli.shared import Json
 from laconic.errors import BadInput
 from laconic.quantities import parse_nbytes
@@ -97,7 +97,7 @@ def simulate(
     if json:
         typer.echo(json_module.dumps(record))
         return
-    head = f"{name} by {algorithm}, {ranks} ranks, {numel * itemsize} bytes"
+    head = f"{name} by {algorithm}, {ranks} ranks, {words.nbytes(numel * itemsize)}"
     closed = f"closed form {record['closed_form_seconds']:.6g} s"
     if formula:
         typer.echo(f"{head} (not simulated): {closed}")
@@ -108,7 +108,7 @@ def simulate(
     if record["lower_bound_seconds"] is not None:
         typer.echo(f"lower bound {record['lower_bound_seconds']:.6g} s")
     counted = "" if record["messages"] is None else f"{record['messages']} messages, "
-    typer.echo(f"{record['rounds']} rounds, {counted}{record['sent_nbytes']} bytes sent by all ranks")
+    typer.echo(f"{record['rounds']} rounds, {counted}{words.nbytes(record['sent_nbytes'])} sent by all ranks")
 
 
 def _numel(nbytes: str, itemsize: int) -> int:

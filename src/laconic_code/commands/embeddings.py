@@ -17,7 +17,7 @@ from laconic_code.programs import random_vectors
 from laconic_lab.clusters.launch import is_launched, run_job
 
 Prelude = Annotated[Path | None, typer.Option(help="A header that is put before every source.")]
-Standard = Annotated[str, typer.Option("--std", help="The language's standard, such as gnu++98.")]
+Standard = Annotated[str, typer.Option(help="The language's standard, such as gnu++98.")]
 Program = Annotated[Path, typer.Argument(help="C, C++ or OpenCL source, .ll or .bc.")]
 
 
@@ -55,7 +55,7 @@ def embed(
     threshold: Annotated[float, typer.Option(help="Statements more frequent than this lose pairs; 0 keeps all.")] = 0.0,
     seed: Annotated[int, count_option("Of everything that is drawn.", least=0)] = 0,
     prelude: Prelude = None,
-    standard: Standard = "",
+    std: Standard = "",
     cache: Annotated[Path | None, typer.Option(help="Keep programs and epochs in this folder; go on from it.")] = None,
     ranks: Ranks = 1,
     json: Json = False,
@@ -63,7 +63,7 @@ def embed(
     """Train vectors of statements on programs, by their neighbours in the flow graph."""
     how = {
         "distance": distance, "fan_out": fan_out, "cutoff": cutoff, "dim": dim, "epochs": epochs,
-        "threshold": threshold, "seed": seed, "prelude": str(prelude) if prelude else None, "standard": standard,
+        "threshold": threshold, "seed": seed, "prelude": str(prelude) if prelude else None, "standard": std,
     }  # fmt: skip
     given = ([str(path) for path in paths], str(output), how, str(cache) if cache else None)
     if ranks == 1 and not is_launched():

@@ -52,11 +52,11 @@ def classify(
     epochs: Epochs = 0,
     cache: Cache = None,
     prelude: Prelude = None,
-    standard: Standard = "",
+    std: Standard = "",
     json: Json = False,
 ) -> None:
     """Learn the classes of programs in folders; report accuracies with intervals, and a confusion matrix."""
-    how = classes.ClassificationSpec(folds, seed, trees, cache, Dialect(prelude, standard), fitting_for(epochs, seed))
+    how = classes.ClassificationSpec(folds, seed, trees, cache, Dialect(prelude, std), fitting_for(epochs, seed))
     with progress_bar("programs, then epochs", quiet=json) as progress:
         record = classes.run(folder, how, progress)
     if json:

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from laconic.cli.catalogue import kept
-from laconic.errors import UnknownName
+from laconic.errors import BadInput, UnknownName
 from laconic.specs import split
 
 PEERS = ("ddp", "ddp-fp16", "ddp-powersgd")  # those of `runs/strategies.py`, which imports torch
 OWN = ("single", "auto")  # neither codecs nor peers
+NO_WORKLOAD = "name a workload ({}, or module:factory), or --resume a run"
 _BUILT = re.compile(r"(?:^|[,:+/])\s*([\w-]+)(\([^()]*\))")  # with arguments; what follows @ is a mode
 _PLAIN = re.compile(r"\s*(?:(?:compress|distribute|elastic):)?([\w+-]+)(?:@.*)?\s*")  # without arguments
 
@@ -25,7 +26,11 @@ def check(words: Sequence[str]) -> None:
     """
     if "laconic.workloads" in sys.modules:  # the registry is there already, and may know others
         return
-    if len(words) < 2 or words[0] not in ("train", "compare") or not re.fullmatch(r"\w[\w-]*", words[1]):
+    if not words or words[0] not in ("train", "compare"):
+        return
+    if len(words) == 1 and (known := kept()) is not None:
+        raise BadInput(NO_WORKLOAD.format(", ".join(known["workloads"])))
+    if len(words) == 1 or not re.fullmatch(r"\w[\w-]*", words[1]):
         return
     if (known := kept()) is None:
         return

@@ -10,11 +10,14 @@ from typing import Annotated
 import typer
 
 from laconic.cli.shared import Json, echo_json
+from laconic.errors import BadInput
 from laconic_lab.lint import counts
 from laconic_lab.lint import lint as check
 from laconic_lab.records.record import Record
 from laconic_lab.report import FILE, write_report
 from laconic_lab.report.export import write_csv, write_png, write_svg, write_tensorboard
+
+LATEST = Path("runs", "latest")
 
 
 def lint(
@@ -35,7 +38,9 @@ def lint(
 
 
 def report(
-    run: Annotated[Path, typer.Argument(help="A run's folder, runs/<id>, or its run.json.")],
+    run: Annotated[Path, typer.Argument(help="A run's folder, runs/<id>, or its run.json; default: the latest.")] = (
+        LATEST
+    ),
     output: Annotated[Path | None, typer.Option("-o", "--output", help="A folder; default: the run's own.")] = None,
     csv: Annotated[bool, typer.Option("--csv", help="Also write the tables as CSV.")] = False,
     png: Annotated[bool, typer.Option("--png", help="Also draw the charts as PNG.")] = False,
@@ -46,6 +51,8 @@ def report(
     json: Annotated[bool, typer.Option("--json", help="Print the paths as JSON.")] = False,
 ) -> None:
     """Write report.html: one file with tables, charts, configuration and lint, that opens offline."""
+    if run == LATEST and not run.exists():
+        raise BadInput("there is no latest run in runs/: name a run's folder, or its run.json")
     record = Record.load(run)
     source = run if run.is_dir() else run.parent
     folder = output or source

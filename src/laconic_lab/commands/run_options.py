@@ -13,6 +13,7 @@ from laconic.cli.shared import count_option
 from laconic.errors import BadInput
 from laconic.planner.plan import Plan
 from laconic.workloads import names
+from laconic_lab.commands.names import NO_WORKLOAD
 
 RUNS = Path("runs")
 WorkloadName = Annotated[str | None, typer.Argument(help=f"One of {', '.join(names())}; or your own, module:factory.")]
@@ -50,7 +51,7 @@ def refuse_beside_resume(context: typer.Context, *heeded: str) -> None:
 def named(workload: str | None) -> str:
     """The workload, which only a resumption can do without."""
     if workload is None:
-        raise BadInput(f"name a workload ({', '.join(names())}, or module:factory), or --resume a run")
+        raise BadInput(NO_WORKLOAD.format(", ".join(names())))
     return workload
 
 
