@@ -33,3 +33,12 @@ def test_figures_in_the_docs_come_from_a_file() -> None:
 def test_the_page_of_workloads_shows_the_example_as_it_is() -> None:
     example = (ROOT / "examples" / "my_workload.py").read_text().split('"""', 2)[2].strip()
     assert example in (ROOT / "docs" / "reference" / "workloads.md").read_text()
+
+
+@pytest.mark.parametrize("part", ["start", "guides"])
+def test_guides_hold_no_results_of_aims(part: str) -> None:
+    """Aims that were missed, commits and the load of a machine are in docs/research."""
+    for page in (ROOT / "docs" / part).glob("*.md"):
+        text = page.read_text()
+        found = re.search(r"\*\*missed\*\*|, missed \||\bcommit [0-9a-f]{7,}|busy machine|machine busy", text)
+        assert found is None, f"{page.name}: {found}"
