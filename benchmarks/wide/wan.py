@@ -1,6 +1,7 @@
 """Training between sites: utilisation, seconds to a loss, losses at equal samples, and the planner, in one record.
 
     python -m benchmarks wan --short                        # about 10 minutes on two quiet cores; root
+    python -m benchmarks wan --middle                       # about 20 minutes a workload without the planner's part
     python -m benchmarks wan --seeds 3                      # a night; may be interrupted and taken up again
     python -m benchmarks wan --part losses --seeds 1        # one part; this one needs no root
     python -m benchmarks wan --workload cifar-convnet       # others are added to the same record
@@ -49,6 +50,7 @@ class WanSize:
 
 
 SHORT = WanSize(192, 32, 1, ("100mbit,40ms", "10mbit,40ms"), 2)
+MIDDLE = WanSize(320, 40, 1, ("100mbit,40ms", "20mbit,40ms", "10mbit,40ms"), 4)
 LONG = WanSize(2000, 50, 3, ("100mbit,40ms", "20mbit,40ms", "10mbit,40ms"), None)
 
 
@@ -117,13 +119,16 @@ def main(
     seeds: Annotated[int, typer.Option(min=1, help="Trainings of each configuration.")] = 1,
     steps: Annotated[int | None, typer.Option(min=4, help="Of a training, in place of 2,000.")] = None,
     short: Annotated[bool, typer.Option("--short", help="192 steps, two links, one turn each.")] = False,
+    middle: Annotated[bool, typer.Option("--middle", help="320 steps, all links, one turn each.")] = False,
     output: Annotated[Path, typer.Option(help="The record, which is taken up again where it exists.")] = OUTPUT,
     json: Json = False,
 ) -> None:
     """Measure training between sites (10 minutes with --short, else a night; parts but `losses` need root)."""
     if wrong := [part for part in parts or () if part not in PARTS]:
         raise UnknownName("part", wrong[0], PARTS)
-    size = SHORT if short else LONG
+    if short and middle:
+        raise BadInput("--short and --middle are two sizes: give one")
+    size = SHORT if short else MIDDLE if middle else LONG
     total = steps or size.steps
     size = WanSize(total, min(size.every, total // 4), size.blocks, links or size.links, size.groups)
     record = WanRecord(output)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
 from pathlib import Path
@@ -13,8 +14,11 @@ from torch import Tensor, nn
 
 import laconic
 from laconic.consistency.elastic.door import way_for
+from laconic.consistency.elastic.fragment_work import FragmentWork
 from laconic.consistency.elastic.meeting import read_events
 from laconic.consistency.elastic.replica import BlockWork, Replica, digest
+from laconic.consistency.fragments import fragments_of
+from laconic.consistency.modes.diloco import Diloco
 from laconic.consistency.modes.local import LocalMode
 from laconic.errors import BadInput
 from laconic.workloads.order import SampleLedger
@@ -252,3 +256,137 @@ def test_a_state_of_another_mode_is_refused(tmp_path: Path) -> None:
             blocks.load_state_dict(plain.state_dict())
         plain.load_state_dict(plain.state_dict())
         blocks.load_state_dict(blocks.state_dict())
+
+
+def _fragments_by_hand(way: str, parts: int) -> Tensor:
+    """As `_by_hand`, with a fragment at a time; written for three fragments of the four parameters' sizes."""
+    mode: Any = way_for(way)
+    workers = [problem() for _ in range(parts)]
+    optimizers = [torch.optim.SGD(model.parameters(), 0.1, momentum=0.9) for model, _, _ in workers]
+    flat = lambda model: torch.cat([p.detach().reshape(-1) for p in model.parameters()])  # noqa: E731
+    ledger, theta = SampleLedger(SAMPLES, BATCH), flat(workers[0][0])
+    cuts = [each.part for each in fragments_of(list(workers[0][0].parameters()), mode.fragments, mode.period)]
+    velocity, own, agreed = torch.zeros_like(theta), [theta.clone() for _ in range(parts)], 0
+    while ledger.epoch < EPOCHS:
+        steps = (agreed + 1) * mode.period // mode.fragments - agreed * mode.period // mode.fragments
+        block = ledger.block(parts, steps)
+        total = sum(len(share) for shares in block for share in shares)
+        whole = total == ledger.remaining
+        part = slice(None) if whole else cuts[(agreed + 1) % mode.fragments]
+        mean = torch.zeros_like(theta)
+        for place, ((model, x, y), optimizer) in enumerate(zip(workers, optimizers, strict=True)):
+            nn.utils.vector_to_parameters(own[place].clone(), model.parameters())
+            for shares in block:
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(model(x[shares[place]]), y[shares[place]]).backward()
+                optimizer.step()
+            own[place] = flat(model)
+            mean += sum(len(shares[place]) for shares in block) / total * own[place]
+        gradient = theta[part] - mean[part]
+        velocity[part] = mode.momentum * velocity[part] + gradient
+        theta[part] -= mode.learning_rate * (gradient + mode.momentum * velocity[part])
+        for each in own:
+            each[part] = theta[part] if whole else (1 - mode.mix) * theta[part] + mode.mix * each[part]
+        agreed = 0 if whole else agreed + 1
+        ledger.commit(parts, range(parts), steps)
+    return theta
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        "diloco(6, fragments=3, momentum=0.5)",
+        "diloco(4, fragments=2, momentum=0.5, mix=0.25)",
+        "diloco(3, momentum=0.5, mix=0.5)",
+        "diloco(32, fragments=3, momentum=0.5)",
+    ],
+)
+def test_fragments_are_what_their_formula_says(way: str, tmp_path: Path) -> None:
+    workers = [Trainer(tmp_path, workers=2, consistency=way) for _ in range(2)]
+    for worker in workers:
+        worker.ended()
+    expected = _fragments_by_hand(way, 2)
+    for worker in workers:
+        torch.testing.assert_close(worker.weights, expected, rtol=1e-4, atol=1e-5)
+    assert_alike(workers)
+
+
+@pytest.mark.parametrize("codec", ["none", "dynamic8"])
+def test_members_that_come_and_go_agree_on_fragments(codec: str, tmp_path: Path) -> None:
+    workers = come_and_go(tmp_path, 29, consistency="diloco(4, fragments=2, momentum=0.3, mix=0.2)", codec=codec)
+    for worker in workers[1:]:
+        assert max(worker.digests) == EPOCHS * SAMPLES // BATCH
+        assert worker.loss < 0.35, "it does not learn"
+    assert_alike([workers[1], workers[0], *workers[2:]])
+    ends = [worker.weights for worker in workers[1:]]
+    assert all(torch.equal(each, ends[0]) for each in ends), "one model for all"
+
+
+def test_a_fragments_block_that_is_given_up_leaves_everything_as_it_was() -> None:
+    model, x, y = problem()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    replica = Replica(model, optimizer, SampleLedger(SAMPLES, BATCH))
+    work = FragmentWork(replica, Diloco(4, fragments=2, mix=0.5), relative=False)
+
+    def make(steps: int) -> None:
+        for _ in range(steps):
+            batch = work.share(2, 0)
+            nn.functional.cross_entropy(model(x[batch]), y[batch]).backward()
+            work.step()
+
+    make(2)
+    own = torch.empty(work.parts[work.turn].stop - work.parts[work.turn].start)
+    work.write(own)
+    work.apply(own, 2, (0, 1))
+    theirs, mine = digest(work.committed), digest(replica.weights.values)
+    assert theirs != mine, "a worker goes on from weights of its own"
+    saved = replica.save()
+    make(1)
+    assert digest(work.committed) == theirs
+    work.abandon()
+    assert (digest(work.committed), digest(replica.weights.values)) == (theirs, mine)
+    # A newcomer begins at what all have agreed on.
+    other = Replica(*(lambda m: (m, torch.optim.SGD(m.parameters(), 0.1, momentum=0.9)))(problem()[0]),
+                    SampleLedger(SAMPLES, BATCH))  # fmt: skip
+    newcomer = FragmentWork(other, Diloco(4, fragments=2, mix=0.5), relative=False)
+    other.load(saved)
+    assert digest(newcomer.committed) == digest(other.weights.values) == theirs
+    assert newcomer.turn == work.turn
+
+
+@pytest.mark.parametrize("codec", ["none", "dynamic8"])
+def test_a_job_resumed_between_two_fragments_ends_with_the_same_bits(codec: str, tmp_path: Path) -> None:
+    def train(folder: str, first: int, last: int, state: Any = None) -> tuple[Tensor, Any]:
+        model, x, y = problem()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+        way = "diloco(6, fragments=3, momentum=0.5, mix=0.5, alone=true)"
+        options = {"meeting": tmp_path / folder, "consistency": way, "codec": codec, **_data(3)}
+        with laconic.elastic(model, optimizer, **options) as job:
+            if state is not None:
+                model.load_state_dict(state[0])
+                optimizer.load_state_dict(state[1])
+                job.load_state_dict(state[2])
+            for made, batch in enumerate(job.batches(), first):
+                if made == last:
+                    break
+                nn.functional.cross_entropy(model(x[batch]), y[batch]).backward()
+                job.step()
+            kept = copy.deepcopy((model.state_dict(), optimizer.state_dict(), job.state_dict()))
+        return torch.cat([p.detach().reshape(-1) for p in model.parameters()]), kept
+
+    expected, _ = train("whole", 0, 1000)
+    between, state = train("first", 0, 10)
+    assert state[2]["extra"]["fragments"], "in the middle of a period"
+    assert not torch.equal(between, state[2]["common"])
+    found, _ = train("second", 10, 1000, state)
+    assert torch.equal(found, expected)
+
+
+def test_a_worker_cannot_be_left_out_of_fragments(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="leave these out, or fragments and mix"):
+        Trainer._train(_Untrained(tmp_path, consistency="diloco(4, fragments=2)", drop_slowest=1))
+
+
+class _Untrained(Trainer):
+    def start(self) -> None:
+        """Let the test call `_train` itself, for its error."""

@@ -279,8 +279,8 @@ def test_what_cannot_be_gets_one_sentence() -> None:
     ):
         with laconic.init() as world, pytest.raises(BadInput, match=sentence):
             _job(world, spec, codec)
-    for spec in ("diloco(8, fragments=2)", "local(8, delay=2)", "diloco(8, mix=0.5)"):
-        with pytest.raises(BadInput, match=r"leave fragments, delay and mix out, or use laconic\.distribute"):
+    for spec in ("diloco(8, fragments=2, delay=1)", "local(8, delay=2)", "streaming(40)"):
+        with pytest.raises(BadInput, match=r"give delay=0, or use laconic\.distribute"):
             way_for(spec)
 
 

@@ -21,6 +21,7 @@ from laconic.consistency.base import Mode, build
 from laconic.consistency.blocks import BlockMode
 from laconic.consistency.elastic.coded import Coded
 from laconic.consistency.elastic.exchanged import Exchanged
+from laconic.consistency.elastic.fragment_work import ByFragment, FragmentWork
 from laconic.consistency.elastic.job import ElasticJob
 from laconic.consistency.elastic.meeting import Meeting
 from laconic.consistency.elastic.options import ElasticOptions, Samples
@@ -51,9 +52,9 @@ def way_for(consistency: str | Mode, workers: int | None = None) -> Way:
         if mode.state == "average":
             text = f"'{mode.name}' with state=keep or state=forget"
             raise BadInput(f"elastic does not send the optimiser's state: {text}")
-        if mode.fragments > 1 or mode.delay or mode.mix:
-            text = f"blocks of changing members end with one model for all, not with '{mode}'"
-            raise BadInput(f"{text}: leave fragments, delay and mix out, or use laconic.distribute")
+        if mode.delay:
+            text = f"elastic commits a block when all have its mean, and does not train on meanwhile as '{mode}' would"
+            raise BadInput(f"{text}: give delay=0, or use laconic.distribute")
     if isinstance(mode, BlockMomentum) and mode.nesterov:
         raise BadInput("elastic has block_momentum without nesterov")
     if isinstance(mode, Robust) and workers is not None:
@@ -65,6 +66,8 @@ def parts_of(
     way: Way, codec: Codec, replica: Replica, options: ElasticOptions
 ) -> tuple[StepWork, Collected | Exchanged]:
     """Build what a worker does between two agreements, and the wire for its vectors."""
+    if isinstance(way, BlockMode) and (way.fragments > 1 or way.mix):
+        return _in_fragments(way, codec, replica, options)
     work: StepWork = (
         BlockWork(replica, way, relative=not codec.exact) if isinstance(way, BlockMode) else StepWork(replica)
     )
@@ -74,6 +77,17 @@ def parts_of(
     if codec.exact:
         return work, Exact(replica.numel, rule or weighted_mean, believes=rule is None)
     return work, Coded(codec, replica.coded_numel, replica.numel, rule)
+
+
+def _in_fragments(
+    way: BlockMode, codec: Codec, replica: Replica, options: ElasticOptions
+) -> tuple[FragmentWork, ByFragment]:
+    if options.leaves_out:
+        text = f"drop_slowest and quorum leave out a worker's whole block, and by '{way}' blocks hang together"
+        raise BadInput(f"{text}: leave these out, or fragments and mix")
+    work = FragmentWork(replica, way, relative=not codec.exact)
+    work.wire = ByFragment(codec, replica.coded_numel, work.parts, options.algorithm, way.feedback_decay)
+    return work, work.wire
 
 
 def terms_of(way: Way, codec: Codec, options: ElasticOptions) -> str:

@@ -53,6 +53,11 @@ class Exchanged(Wire):
         load_kernels(codec, coded_numel)
         load_kernels(_EXACT, numel - coded_numel)
 
+    @property
+    def offered(self) -> int | None:
+        """The step for which `values` were last shared."""
+        return self._offered
+
     def share(self, samples: int, occasion: Occasion, transport: Transport, hosts: tuple[int, ...]) -> Tensor:
         """Sum all members' `values` in place, weighted by samples; the caller then commits the step or repeats it.
 

@@ -46,8 +46,8 @@ MOST_STATES = 3  # a newcomer that does not catch up joins as it is, and the mem
 
 
 def digest(replica: Replica) -> int:
-    """A checksum of the weights between two agreements, never 0."""
-    with replica.weights.current() as values:
+    """A checksum of the weights that all have agreed on, between two agreements; never 0."""
+    with replica.agreed() as values:
         return zlib.crc32(values.numpy().data) + 1
 
 

@@ -324,6 +324,7 @@ class ElasticJob(Job):
         scheduler = None if replica.scheduler is None else replica.scheduler.state_dict()
         step = 0 if self._group is None else self._group.standing.step
         masters = {"masters": replica.weights.state_dict()} if replica.weights.keeps_masters else {}
+        common = {} if replica.common is None else {"common": replica.common.clone()}
         return {
             "step": step,
             "ledger": replica.ledger.state(),
@@ -331,6 +332,7 @@ class ElasticJob(Job):
             "extra": dict(replica.extra),
             "residuals": self._wire.state_dict(),
             **masters,
+            **common,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -344,8 +346,12 @@ class ElasticJob(Job):
         check_like(state, {"step": 0, "ledger": ledger, "scheduler": None, "extra": replica.extra, "residuals": {}})
         if replica.weights.keeps_masters:
             check_like(state, {"masters": {"values": replica.weights.values}})
+        if replica.common is not None:
+            check_like(state, {"common": replica.common})
         if not self.is_first:
             return
+        if replica.common is not None:
+            replica.common.copy_(state["common"])
         if replica.weights.keeps_masters:
             replica.weights.load_state_dict(state["masters"])
         self._wire.load_state_dict(state["residuals"])

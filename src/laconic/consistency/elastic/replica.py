@@ -7,10 +7,11 @@ as in `sync`.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -39,6 +40,7 @@ class Replica:
     Attributes:
         coded_numel: how many of the weights, from the first, a codec may touch.
         extra: what else a newcomer must have, by name: numbers, lists and tensors.
+        common: the weights that all have agreed on, where each worker's own are others between two agreements.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class Replica:
     ) -> None:
         self.model, self.optimizer, self.ledger, self.scheduler = model, optimizer, ledger, scheduler
         self.extra: dict[str, Any] = {}
+        self.common: Tensor | None = None
         self._terms = terms
         trained, self.coded_numel = trained_parameters(model, optimizer), 0
         if exempt is not None:
@@ -105,11 +108,17 @@ class Replica:
         for parameter in self.weights.parameters:
             parameter.grad = None
 
+    @contextlib.contextmanager
+    def agreed(self) -> Iterator[Tensor]:
+        """The weights that all have agreed on; between two agreements only."""
+        with self.weights.current() as values:
+            yield values if self.common is None else self.common
+
     def save(self) -> Tensor:
         """Everything, as one uint8 tensor."""
         scheduler = None if self.scheduler is None else self.scheduler.state_dict()
         extra = {"extra": self.extra} if self.extra else {}
-        with self.weights.current() as values:
+        with self.agreed() as values:
             block = tree.dumps(
                 {
                     "weights": values,
@@ -150,6 +159,8 @@ class Replica:
         with torch.no_grad():
             self.weights.load_state_dict({"values": state["weights"]})
             self.weights.write()
+            if self.common is not None:
+                self.common.copy_(state["weights"])
             values = [*state["frozen"], *state["buffers"]]
             for tensor, value in zip([*frozen, *buffers], values, strict=True):
                 tensor.copy_(value)
@@ -269,14 +280,31 @@ class BlockWork(StepWork):
     def _begin(self, parts: Parts, place: int) -> None:
         """Divide the next block's samples, and save the present state to go back to."""
         replica = self._replica
-        self._shares, self._place = replica.ledger.block(parts, self.period), place
+        self._shares, self._place = replica.ledger.block(parts, self._length()), place
         self.samples = sum(len(_at(shares, place)) for shares in self._shares)
         self.of_all = sum(len(share) for shares in self._shares for share in shares)
         with replica.weights.current():
-            self._blocks.begin()
+            self._open()
         scheduler = None if replica.scheduler is None else replica.scheduler.state_dict()
         kept = tree.map_tensors(replica.optimizer.state_dict(), Tensor.clone)
         self._saved = (kept, copy.deepcopy(scheduler))
+
+    def _length(self) -> int:
+        """The most steps of the next block."""
+        return self.period
+
+    def _open(self) -> None:
+        """Begin a block at the present weights."""
+        self._blocks.begin()
+
+    def _go_back(self) -> None:
+        """Let the weights be as they were when the block began."""
+        self._blocks.abandon()
+
+    def _merge(self, result: Tensor, workers: int) -> Sequence[Tensor]:
+        """End a block with the mean of all offers; return the parameters that were agreed on."""
+        self._blocks.merge(result, workers)
+        return self._replica.weights.parameters
 
     def step(self) -> bool:
         if len(_at(self._shares[self.made], self._place)):
@@ -297,17 +325,18 @@ class BlockWork(StepWork):
 
     def _apply(self, result: Tensor, parts: Parts, included: tuple[int, ...]) -> None:
         replica, blocks, made = self._replica, self._blocks, self.made
-        steps = len(replica.ledger.block(parts, self.period))
+        length = self._length()
+        steps = len(replica.ledger.block(parts, length))
         with replica.weights.current():
             if not made:
-                blocks.begin()  # made without this worker, which had not begun
+                self._open()  # made without this worker, which had not begun
             blocks.held = {name: replica.extra[name] for name in blocks.held}  # a newcomer has its peer's
-            blocks.merge(result, count(parts))
+            agreed_on = self._merge(result, count(parts))
             blocks.made = 0
         if count(parts) > 1:
-            consolidate_state(self._mode.state, replica.optimizer, replica.weights)
+            consolidate_state(self._mode.state, replica.optimizer, replica.weights, parameters=agreed_on)
         self._skip(steps - made)
-        replica.ledger.commit(parts, included, self.period)
+        replica.ledger.commit(parts, included, length)
         replica.extra["steps"] += steps
         self._saved = None
 
@@ -318,7 +347,7 @@ class BlockWork(StepWork):
         if self.made and self._saved is not None:
             optimizer, scheduler = self._saved
             with replica.weights.current():
-                self._blocks.abandon()
+                self._go_back()
             replica.optimizer.load_state_dict(optimizer)
             if replica.scheduler is not None:
                 replica.scheduler.load_state_dict(scheduler)
