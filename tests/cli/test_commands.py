@@ -133,7 +133,7 @@ def test_probe_then_simulate(capsys: pytest.CaptureFixture[str], tmp_path: Path)
     path = tmp_path / "link.json"
     profile = _json(capsys, "probe", "-n", "2", "--quick", "-o", str(path), "--json")
     assert profile["world_size"] == 2
-    assert profile["tcp_window"].keys() == {"needed_nbytes", "limits", "sysctl"}
+    assert profile["tcp_window"].keys() == {"needed_nbytes", "limits", "connections", "sysctl"}
     record = _json(capsys, "simulate", "allreduce", "-n", "8", "--link", str(path), "--json")
     assert record["link"]["s_per_byte"] == profile["link"]["s_per_byte"]
     path.write_text("{")
