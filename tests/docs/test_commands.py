@@ -13,7 +13,7 @@ from click import Command
 
 from laconic import cli
 from laconic.cli.groups import CommandGroup
-from tests.docs.pages import PAGES, blocks
+from tests.docs.pages import PAGES, ROOT, blocks
 
 # `$ laconic …`, `python -m laconic …`, `VARIABLE=value laconic …`; `laconic -m …` of torchrun is not one
 IN_BLOCK = re.compile(r"^(?:\$ )?(?:\w+=\S+ )*(?:\S.* -m )?laconic (.*)$", re.MULTILINE)
@@ -58,3 +58,11 @@ def test_options_in_the_text_are_known(page: Path) -> None:
         known = {option for parameter in found.params for option in parameter.opts}
         written = re.findall(r"(?<=\s)--?[a-z][a-z-]*", line)
         assert words[0] == "run" or known.issuperset(written), f"{page.name}: {line}"
+
+
+def test_the_page_of_commands_says_what_help_says() -> None:
+    """docs/reference/commands.md has a row for every command, with the first paragraph of its help."""
+    page = (ROOT / "docs" / "reference" / "commands.md").read_text()
+    for name in cli._table([]):
+        said = (command(name).help or "").split("\n\n")[0].replace("\n", " ").strip()
+        assert f"| `laconic {name}` | {said} |" in page, f"{name}: {said}"

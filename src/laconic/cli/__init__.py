@@ -38,7 +38,7 @@ COMMANDS: Mapping[str, str | CommandGroup] = {
     "warm": "laconic.cli.warm:warm",
     "watch": "laconic.cli.watch:watch",
 }
-HELP = "Laconic trains PyTorch models over networks slower than the model, and shrinks them to ship."
+HELP = "Cut communication time in PyTorch training by compressing and overlapping gradients."
 _LONG = re.compile(r"--[a-z][a-z0-9-]*")
 # What follows the script is the script's own.
 SETTINGS = {name: {"allow_interspersed_args": False} for name in ("join", "run")}

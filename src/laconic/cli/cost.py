@@ -33,7 +33,7 @@ def cost(
     rate: Annotated[float, amount_option("Samples a second, for the power of memory.")] = 20.0,
     json: Json = False,
 ) -> None:
-    """Count parameters, bytes, work, depth, memory and energy of a model; nothing is computed or downloaded."""
+    """Count parameters, operations, depth, memory and energy of a model, without running it."""
     shape = None if input_shape is None else parse_shape(input_shape)
     found = count(model, batch, shape, input_type, optimizer, train=not evaluate)
     if json:

@@ -20,7 +20,7 @@ Arguments = Annotated[list[str] | None, typer.Argument(help="The script's own ar
 
 
 def join(meeting: Meeting, script: Script, arguments: Arguments = None, relay: Relay = None) -> None:
-    """Check this machine and the meeting place, then start the script as one more worker of the job."""
+    """Check this machine and the meeting place, then start the script as a new worker of an elastic job."""
     from laconic.consistency.elastic.door import MEETING_VARIABLE
     from laconic.consistency.elastic.line import RELAY_VARIABLE
     from laconic.consistency.elastic.meeting import Meeting as Place

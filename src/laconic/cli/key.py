@@ -19,7 +19,7 @@ Words = Annotated[list[str], typer.Argument(
 
 
 def key(words: Words) -> None:
-    """Write the job's shared key or a member's own, readable by you alone; say whose keys may come to a job."""
+    """Create a job's shared key or a member's own key, and manage the members that a job admits."""
     from laconic.transports.member_keys import new_member_key, public_key, read_member_key
     from laconic.transports.zeromq_keys import new_key
 

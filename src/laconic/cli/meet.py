@@ -27,7 +27,7 @@ def meet(
     relay: Relay = None,
     key_file: KeyFile = None,
 ) -> None:
-    """Keep a meeting place for elastic jobs until it is stopped; it may be stopped and started again at any time."""
+    """Serve a meeting place for elastic jobs until stopped; it may be restarted at any time."""
     bound = host if host in ("0.0.0.0", "::") else host_to_bind(host)
     key = read_key(key_file)
     server = MeetingServer(folder, bound, port, key)

@@ -32,7 +32,7 @@ def schedule(
     outer: Annotated[str | None, typer.Option(help="hierarchical: algorithm among the hosts.")] = None,
     json: Json = False,
 ) -> None:
-    """Draw a schedule after proving it right; `0⇄1` is an exchange, `0→1` one way, `+` adds and `=` copies."""
+    """Verify a schedule and draw it; `0⇄1` is an exchange, `0→1` one way, `+` adds and `=` copies."""
     wanted = {"segment": segment, "root": root, "hosts": hosts, "inner": inner, "outer": outer}
     parameters: dict[str, Any] = {name: value for name, value in wanted.items() if value is not None}
     if algorithm == "graph":
@@ -72,7 +72,7 @@ def simulate(
     closed_form: Annotated[bool, typer.Option("--closed-form", help="Do not simulate: the formula alone.")] = False,
     json: Json = False,
 ) -> None:
-    """Simulate a collective under LogGP, message by message, beside its closed form and the lower bound.
+    """Simulate a collective under LogGP, and print its closed form and lower bound beside it.
 
     Where there are too many messages to simulate, the closed form answers alone, and says so.
     """

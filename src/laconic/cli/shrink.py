@@ -48,7 +48,7 @@ def shrink(
     folder: Annotated[Path | None, typer.Option(help="Keep intermediate results here, to resume from.")] = None,
     json: Json = False,
 ) -> None:
-    """Prune, share and code a model: a file of weights as it is, a workload with training between."""
+    """Prune, quantize and encode a model; weight files as they are, workloads with retraining."""
     plan = Plan(density, bits, share, scope, structured, rounds, bit_price=bit_price)
     if output.is_dir() or any(parent.is_file() for parent in output.parents):
         raise BadInput(f"{output} cannot be written: it is a folder, or within a file")
@@ -89,7 +89,7 @@ def inspect(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Tabulate a .lac file, layer by layer."""
+    """List the layers of a .lac file with their sizes."""
     _show(report(file.Reader(path, None if memory is None else parse_nbytes(memory, "memory"))), json)
 
 

@@ -12,7 +12,7 @@ from laconic.cli.catalogue import catalogue
 
 
 def warm() -> None:
-    """Compile every kernel and keep it in Numba's cache, so that no training has to: for the image of a machine.
+    """Compile all kernels ahead of time into Numba's cache, for example in a container image.
 
     The cache is the folder that NUMBA_CACHE_DIR names, or beside the package, or the user's.
     """

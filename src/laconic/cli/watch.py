@@ -22,7 +22,7 @@ def watch(
     once: Annotated[bool, typer.Option("--once", help="Show what is there, and end.")] = False,
     json: Json = False,
 ) -> None:
-    """Show a script's metrics live in the terminal, until Ctrl-C: the last value, the median, and how it went."""
+    """Show a script's metrics live in the terminal: last value, median and history."""
     followed = Followed(run)
     followed.read()
     if json:

@@ -3,7 +3,7 @@
 from laconic.cli.groups import CommandGroup
 
 CODE = CommandGroup(
-    "Programs as data: flow graphs of LLVM IR, embeddings of statements, and tasks on both.",
+    "Analyze programs: flow graphs of LLVM IR, statement embeddings, and tasks on both.",
     {
         "analogies": "laconic_code.commands.embeddings:analogies",
         "classify": "laconic_code.commands.tasks:classify",

@@ -70,7 +70,7 @@ def compare(
     runs: options.Runs = options.RUNS,
     json: Json = False,
 ) -> None:
-    """Train a workload by several configurations and seeds, in turn, and say what is better, at what accuracy."""
+    """Train a workload with several configurations and seeds, and compare accuracy, time and bytes."""
     if resume is not None:
         options.refuse_beside_resume(context, "workload")
         record, folder = go_on(resume, workload, say)
@@ -95,7 +95,7 @@ def demo(
     runs: options.Runs = options.RUNS,
     json: Json = False,
 ) -> None:
-    """Compare DDP with Laconic's codecs on real digits: over emulated 100 Mbit/s links as root, else on loopback."""
+    """Compare DDP with Laconic on handwritten digits, over emulated 100 Mbit/s links (as root) or loopback."""
     link, sentence = _demo_link(workers)
     say(f"training {DEMO} by {DEMO_CONFIGS}, {seeds} seeds each, on {sentence}")
     typed = ["laconic", "compare", DEMO, "-n", str(workers), "--configs", DEMO_CONFIGS]

@@ -56,7 +56,7 @@ def plan(
     run: Annotated[bool, typer.Option("--run", help="Train by it, on local workers (a workload).")] = False,
     json: Json = False,
 ) -> None:
-    """Say how to train a model on N machines: what it would take by every way, and which to choose."""
+    """Predict the step time of every way to train a model on N machines, and recommend one."""
     if model is None:
         raise BadInput("name a model: laconic plan vgg16 -n 16 --link 1gbit,50us")
     chosen = subject(model, None if input_shape is None else parse_shape(input_shape), input_type, optimizer)
@@ -219,7 +219,7 @@ def profile(
     again: Annotated[bool, typer.Option("--again", help="Measure even if it was measured here before.")] = False,
     json: Json = False,
 ) -> None:
-    """Measure how long each layer takes on this machine, forward and backward; kept for laconic plan."""
+    """Measure the forward and backward time of each layer on this machine, for laconic plan."""
     chosen = subject(model, None if input_shape is None else parse_shape(input_shape), input_type, optimizer)
     counted = count(chosen, batch)
     found = measure(chosen, counted, cache_folder(), again)

@@ -24,7 +24,7 @@ def probe(
     quick: Annotated[bool, typer.Option("--quick", help="About 2 s instead of 15.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the profile as JSON.")] = False,
 ) -> None:
-    """Measure and fit L, o, g, G and the cost of adding, and save them for auto, the simulator and the planner."""
+    """Measure the link, fit LogGP parameters, and save them for auto, the simulator and the planner."""
     if output.is_dir() or not output.absolute().parent.is_dir():
         raise BadInput(f"the profile cannot be saved as {output}: name a file in a folder that exists")
     text = run_job(ranks, engine, measure_link, (quick,))

@@ -24,7 +24,7 @@ def lint(
     run: Annotated[Path, typer.Argument(help="A run's folder, runs/<id>, or its run.json.")],
     json: Json = False,
 ) -> None:
-    """Check a run against both lists of honest benchmarking; ends with code 1 if a rule fails."""
+    """Check a run against two published lists of benchmarking rules; exit with code 1 if a rule fails."""
     findings = check(Record.load(run))
     found = counts(findings)
     if json:
@@ -50,7 +50,7 @@ def report(
     tensorboard: Annotated[Path | None, typer.Option(help="Also write the metrics for TensorBoard, here.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the paths as JSON.")] = False,
 ) -> None:
-    """Write report.html: one file with tables, charts, configuration and lint, that opens offline."""
+    """Write report.html: tables, charts, configuration and lint in one file that opens offline."""
     if run == LATEST and not run.exists():
         raise BadInput("there is no latest run in runs/: name a run's folder, or its run.json")
     record = Record.load(run)

@@ -35,7 +35,7 @@ def run(
     ] = False,
     pin: Annotated[bool, typer.Option("--pin", help="Give each host one core of this machine, in turn.")] = False,
 ) -> None:
-    """Start a script as torchrun does, on emulated hosts behind links of a given speed (root)."""
+    """Run a torchrun script on emulated hosts joined by links of a given speed (needs root)."""
     command = _command(program or [], module)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _leave)

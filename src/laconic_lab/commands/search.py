@@ -43,7 +43,7 @@ def search(
     folder: Annotated[Path | None, typer.Option(help="Default: runs/<time>-search-<objective>.")] = None,
     json: Json = False,
 ) -> None:
-    """Search parameters by trials; Ctrl-C or a crash loses at most those under way, and --resume goes on."""
+    """Search hyper-parameters; after Ctrl-C or a crash, --resume continues from the finished trials."""
     if resume is not None:
         options.refuse_beside_resume(context, "trials", "repeats", "retrain")
     note = _quiet if json else _say

@@ -43,7 +43,7 @@ def train(
     runs: options.Runs = options.RUNS,
     json: Json = False,
 ) -> None:
-    """Train a workload on N local workers (or under torchrun, mpiexec); Ctrl-C leaves a checkpoint to resume from."""
+    """Train a workload on N local workers, or under torchrun or mpiexec; Ctrl-C saves a checkpoint."""
     if resume is not None:
         options.refuse_beside_resume(context, "workload")
         done = go_on(resume, workload)
