@@ -66,7 +66,7 @@ def measure(link: str, connections: int, seconds: float) -> dict[str, Any]:
 
 
 def table(record: dict[str, Any]) -> str:
-    """The rows for docs/link.md."""
+    """The rows for docs/reference/link.md."""
     return "\n".join([
         "| link | connections | rate | × the link's | from the first byte | × the link's |",
         "|---|---|---|---|---|---|",

@@ -88,7 +88,7 @@ def row(name: str, ranks: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def table(record: dict[str, Any]) -> str:
-    """The rows for docs/guides/compress.md."""
+    """The rows for docs/guides/fsdp2.md."""
     rows = record["results"]
     base = {kind: next((r for r in rows if r["way"] == f"torch {kind}"), None) for kind in ("HSDP", "FSDP2")}
     lines = ["| way | a step | × torch | a host sends a step | × torch | loss |", "|---|---|---|---|---|---|"]

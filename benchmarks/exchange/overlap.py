@@ -97,7 +97,7 @@ def auto(like: StepSpec, _: str) -> Iterator[Table]:
 def crowd(like: StepSpec, _: str) -> Iterator[Table]:
     """Four hosts, more than this machine may have cores."""
     names = ["ddp", DDP_OURS, OURS, TOPK]
-    spec = replace(like, workload="mnist-mlp", configurations=names, hosts=4, batch=64)  # as in docs/guides/compress.md
+    spec = replace(like, workload="mnist-mlp", configurations=names, hosts=4, batch=64)  # see docs/research/exchange.md
     yield (
         "mnist-mlp, 4 hosts, 1 Gbit/s", spec,
         [

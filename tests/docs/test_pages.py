@@ -42,3 +42,12 @@ def test_guides_hold_no_results_of_aims(part: str) -> None:
         text = page.read_text()
         found = re.search(r"\*\*missed\*\*|, missed \||\bcommit [0-9a-f]{7,}|busy machine|machine busy", text)
         assert found is None, f"{page.name}: {found}"
+
+
+def test_pages_that_the_code_names_exist() -> None:
+    """A docstring, comment or message that names a page names one that is there."""
+    files = [path for part in ("src", "benchmarks", "examples", "tests") for path in (ROOT / part).rglob("*.py")]
+    page = re.compile(r"\bdocs/[\w/-]+\.(?:md|svg)")
+    named = {(name, file.name) for file in files for name in page.findall(file.read_text())}
+    assert len(named) > 15
+    assert not sorted(pair for pair in named if not (ROOT / pair[0]).exists())

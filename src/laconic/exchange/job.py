@@ -284,7 +284,7 @@ class Job(ABC):
         """What the last step sent and where its time went, flat, for a logger; nothing before the first.
 
         Bytes and seconds are this worker's. Names that end in `_median` are medians of the last steps.
-        `docs/guides/hugging-face.md` lists them all.
+        `docs/guides/see-what-was-sent.md` lists them all.
         """
         kept: list[BucketRecord | StepRecord] = list(self.records)
         recent = [record for record in kept if record.step >= kept[-1].step - RECENT]
