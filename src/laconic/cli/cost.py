@@ -18,7 +18,7 @@ HEADINGS = (
 Model = Annotated[str, typer.Argument(help="A network or workload by name, or your own, module:factory.")]
 Batch = Annotated[int | None, typer.Option(help="Samples per step. Default: the workload's, or 1.")]
 Shape = Annotated[str | None, typer.Option(help="Shape of one input, such as 3,224,224.")]
-Type = Annotated[str | None, typer.Option(help="float32, float64, or int64 for numbers of tokens.")]
+Type = Annotated[str | None, typer.Option(help="float32, float64, or int64 for token ids.")]
 Rule = Annotated[str | None, typer.Option(help="sgd, momentum, rmsprop or adam. Default: the workload's, or momentum.")]
 
 
@@ -28,8 +28,8 @@ def cost(
     input_shape: Shape = None,
     input_type: Type = None,
     optimizer: Rule = None,
-    evaluate: Annotated[bool, typer.Option("--eval", help="In evaluation mode, without gradients.")] = False,
-    methods: Annotated[bool, typer.Option("--methods", help="W and D of convolutions by each method.")] = False,
+    evaluate: Annotated[bool, typer.Option("--eval", help="Count evaluation mode, without gradients.")] = False,
+    methods: Annotated[bool, typer.Option("--methods", help="Work and depth of convolutions by method.")] = False,
     rate: Annotated[float, amount_option("Samples a second, for the power of memory.")] = 20.0,
     json: Json = False,
 ) -> None:

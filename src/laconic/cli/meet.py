@@ -15,13 +15,13 @@ from laconic.transports.relay import PORTS, RelayServer
 from laconic.transports.zeromq_keys import KEY_VARIABLE, host_to_bind, is_loopback, read_key
 
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Where to listen; 0 takes any free port.")]
-Folder = Annotated[Path, typer.Option(help="Where to keep the jobs; use the same folder after a restart.")]
+Folder = Annotated[Path, typer.Option(help="Folder that keeps the jobs; use the same one after a restart.")]
 Relay = Annotated[int | None, typer.Option(min=1, max=65000, help="Relay for members behind routers, at this port.")]
 KeyFile = Annotated[Path | None, typer.Option(help=f"The job's key; default: what {KEY_VARIABLE} holds.")]
 
 
 def meet(
-    host: Annotated[str, typer.Option(help="The address to listen at; 0.0.0.0 for all.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all interfaces.")] = "127.0.0.1",
     port: Port = 29600,
     folder: Folder = Path("meeting"),
     relay: Relay = None,

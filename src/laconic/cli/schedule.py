@@ -23,7 +23,7 @@ from laconic.schedules.validate import check_size, fewest_places
 def schedule(
     algorithm: Annotated[str, typer.Argument(help="ring, butterfly, tree, rabenseifner, direct, hierarchical, graph…")],
     ranks: Annotated[int, typer.Option("-n", "--ranks", help="World size.")] = 4,
-    numel: Annotated[int | None, typer.Option(help="Values in the buffer; default: one a rank.")] = None,
+    numel: Annotated[int | None, typer.Option(help="Values in the buffer; default: one per rank.")] = None,
     collective: Annotated[str, typer.Option(help="all_reduce, reduce, broadcast, reduce_scatter, …")] = "all_reduce",
     segment: Annotated[int | None, typer.Option(help="ring: the most values in one message.")] = None,
     root: Annotated[int | None, typer.Option(help="reduce, broadcast: the root's rank.")] = None,
@@ -69,7 +69,7 @@ def simulate(
     itemsize: Annotated[int, typer.Option(help="Bytes per value.")] = 4,
     hosts: Annotated[int | None, typer.Option(help="hierarchical: how many hosts.")] = None,
     segment: Annotated[int | None, typer.Option(help="ring: the most values in one message.")] = None,
-    closed_form: Annotated[bool, typer.Option("--closed-form", help="Do not simulate: the formula alone.")] = False,
+    closed_form: Annotated[bool, typer.Option("--closed-form", help="The closed form only; no simulation.")] = False,
     json: Json = False,
 ) -> None:
     """Simulate a collective under LogGP, and print its closed form and lower bound beside it.

@@ -19,7 +19,7 @@ WIDE = 40  # values of a sparkline
 
 def watch(
     run: Annotated[Path, typer.Argument(help="A file of JSON lines, or a folder with such files (*.jsonl).")],
-    once: Annotated[bool, typer.Option("--once", help="Show what is there, and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print once and exit.")] = False,
     json: Json = False,
 ) -> None:
     """Show a script's metrics live in the terminal: last value, median and history."""

@@ -16,7 +16,7 @@ from laconic_code.drawing import draw
 from laconic_code.programs import random_vectors
 from laconic_lab.clusters.launch import is_launched, run_job
 
-Prelude = Annotated[Path | None, typer.Option(help="A header that is put before every source.")]
+Prelude = Annotated[Path | None, typer.Option(help="A header to include before every source.")]
 Standard = Annotated[str, typer.Option(help="The language's standard, such as gnu++98.")]
 Program = Annotated[Path, typer.Argument(help="C, C++ or OpenCL source, .ll or .bc.")]
 
@@ -47,16 +47,16 @@ def embed(
     output: Annotated[Path, typer.Option("-o", help="The file to write.")] = Path("code.safetensors"),
     distance: Annotated[int, typer.Option(help="Edges between a statement and those of its context.")] = 2,
     fan_out: Annotated[
-        int, typer.Option(help="A statement with more neighbours leads on to so many, drawn by the seed.")
+        int, typer.Option(help="Follow at most this many neighbours of a statement, drawn at random by the seed.")
     ] = embedding.FAN_OUT,
     cutoff: Annotated[int, typer.Option(help="Statements that occur less often share one vector.")] = 2,
-    dim: Annotated[int, typer.Option(help="Numbers of a vector.")] = 200,
+    dim: Annotated[int, typer.Option(help="Dimension of the vectors.")] = 200,
     epochs: Annotated[int, typer.Option(help="Passes over the pairs.")] = 5,
     threshold: Annotated[float, typer.Option(help="Statements more frequent than this lose pairs; 0 keeps all.")] = 0.0,
     seed: Annotated[int, count_option("Of everything that is drawn.", least=0)] = 0,
     prelude: Prelude = None,
     std: Standard = "",
-    cache: Annotated[Path | None, typer.Option(help="Keep programs and epochs in this folder; go on from it.")] = None,
+    cache: Annotated[Path | None, typer.Option(help="Keep programs and epochs here, to resume from.")] = None,
     ranks: Ranks = 1,
     json: Json = False,
 ) -> None:
@@ -89,7 +89,7 @@ def analogies(
     file: Annotated[Path | None, typer.Argument(help="An embedding. Default: the published one.")] = None,
     near: Annotated[str | None, typer.Option(help="Show the statements nearest to this one.")] = None,
     plane: Annotated[Path | None, typer.Option("--map", help="Write a map of the statements as an HTML page.")] = None,
-    asked: Annotated[Path | None, typer.Option("--questions", help="Ask the questions of this file instead.")] = None,
+    asked: Annotated[Path | None, typer.Option("--questions", help="Use the analogy questions of this file.")] = None,
     json: Json = False,
 ) -> None:
     """Ask an embedding analogies and compare distances, beside what was published."""

@@ -19,7 +19,7 @@ Platform = Annotated[list[str] | None, typer.Option(help="Only this one; may be 
 Seed = Annotated[int, count_option("Of the embedding and the classifiers.", least=0)]
 Trees = Annotated[int, count_option("Of each forest.")]
 Cache = Annotated[
-    Path | None, typer.Option(help="Keep compiled programs and predictions in this folder; go on from it.")
+    Path | None, typer.Option(help="Keep compiled programs and predictions in this folder, and resume from it.")
 ]
 Epochs = Annotated[int, count_option("Train the networks, too, for so many epochs.", "--networks", least=0)]
 
@@ -46,7 +46,7 @@ def coarsen(platform: Platform = None, seed: Seed = 204, json: Json = False) -> 
 
 def classify(
     folder: Annotated[Path, typer.Argument(help="A folder with a folder of programs for each class.")],
-    folds: Annotated[int, typer.Option(help="Parts that are predicted from the others.")] = 5,
+    folds: Annotated[int, typer.Option(help="Number of folds of cross-validation.")] = 5,
     seed: Seed = 0,
     trees: Trees = TREES,
     epochs: Epochs = 0,

@@ -23,7 +23,7 @@ def step(
     workload: Annotated[str, typer.Option(help="A workload's name, or your own, module:factory.")] = "shakespeare-gpt",
     configs: Annotated[str, typer.Option(help="Such as compress:dynamic8; options after commas.")] = CONFIGS,
     peers: Annotated[bool, typer.Option(help=f"Measure {', '.join(PEERS)} in the same run.")] = True,
-    hosts: Annotated[int, typer.Option(help="One process each.")] = 2,
+    hosts: Annotated[int, typer.Option(help="Emulated hosts, one process each.")] = 2,
     link: options.Link = None,
     between: options.Between = None,
     batch: Annotated[int | None, typer.Option(help="Samples per step of each host. Default: the workload's.")] = None,

@@ -49,11 +49,11 @@ def compare(
         str | None, typer.Option(help=f"When workers agree: {', '.join(mode_names())}; each with every codec.")
     ] = None,
     divide: Annotated[
-        str | None, typer.Option(help="A division such as 'stages(micro=8)', beside the others: exact and by dynamic8.")
+        str | None, typer.Option(help="Also compare a division such as 'stages(micro=8)', exact and with dynamic8.")
     ] = None,
     slow: Annotated[float, typer.Option(help="Slow down the last worker by this factor.")] = 1.0,
     seeds: Annotated[int, typer.Option(help="Trials of each configuration; fewer than 3 give no verdict.")] = 3,
-    first_seed: Annotated[int, typer.Option(help="Seeds count from here.")] = 0,
+    first_seed: Annotated[int, typer.Option(help="The first seed.")] = 0,
     link: options.Link = None,
     between: options.Between = None,
     hosts: options.Hosts = None,
@@ -63,7 +63,7 @@ def compare(
     batch_schedule: options.BatchSchedule = None,
     target: Annotated[float | None, typer.Option(help="Test accuracy to reach. Default: the workload's.")] = None,
     target_loss: Annotated[
-        float | None, typer.Option(help="Test loss to reach, by which the workload is then judged.")
+        float | None, typer.Option(help="Test loss to reach; it replaces the target accuracy.")
     ] = None,
     tuning_runs: options.TuningRuns = None,
     resume: options.Resume = None,

@@ -41,19 +41,19 @@ def plan(
     ranks: Annotated[int, typer.Option("-n", "--ranks", help="Machines.")] = 4,
     link: Annotated[str, typer.Option(help="Between two machines: 1gbit,50us.")] = "1gbit,50us",
     between: Annotated[str | None, typer.Option(help="Between hosts of --per-host machines: 10gbit,20us.")] = None,
-    per_host: Annotated[int, typer.Option(help="Machines (GPUs) of a host, for --between.")] = 1,
-    batch: Annotated[int | None, typer.Option(help="Samples a step over all machines. Default: 32 each.")] = None,
+    per_host: Annotated[int, typer.Option(help="Machines (GPUs) per host, for --between.")] = 1,
+    batch: Annotated[int | None, typer.Option(help="Samples per step over all machines. Default: 32 each.")] = None,
     input_shape: Shape = None,
     input_type: Type = None,
     optimizer: Rule = None,
     device_profile: Annotated[str, typer.Option(help=f"here, or {', '.join(sorted(TABLE))}.")] = "here",
     memory: Annotated[str | None, typer.Option(help="Memory of each machine: 8GB. Default: the profile's.")] = None,
     quality: Annotated[str, typer.Option(help="What may be proposed: exact, 8bit or aggressive.")] = "8bit",
-    scale: Annotated[bool, typer.Option("--scale", help="Every power of two up to -n, by kind.")] = False,
+    scale: Annotated[bool, typer.Option("--scale", help="Predict every power of two up to -n.")] = False,
     html: Annotated[Path | None, typer.Option(help="Write a page with charts.")] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the plan as JSON.")] = None,
     batch_schedule: run_options.BatchSchedule = None,
-    run: Annotated[bool, typer.Option("--run", help="Train by it, on local workers (a workload).")] = False,
+    run: Annotated[bool, typer.Option("--run", help="Train a workload by it, on local workers.")] = False,
     json: Json = False,
 ) -> None:
     """Predict the step time of every way to train a model on N machines, and recommend one."""
@@ -216,7 +216,7 @@ def profile(
     input_shape: Shape = None,
     input_type: Type = None,
     optimizer: Rule = None,
-    again: Annotated[bool, typer.Option("--again", help="Measure even if it was measured here before.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Measure again, even if results are kept.")] = False,
     json: Json = False,
 ) -> None:
     """Measure the forward and backward time of each layer on this machine, for laconic plan."""

@@ -44,10 +44,10 @@ def report(
     output: Annotated[Path | None, typer.Option("-o", "--output", help="A folder; default: the run's own.")] = None,
     csv: Annotated[bool, typer.Option("--csv", help="Also write the tables as CSV.")] = False,
     png: Annotated[bool, typer.Option("--png", help="Also draw the charts as PNG.")] = False,
-    svg: Annotated[bool, typer.Option("--svg", help="Also draw the charts as SVG, light or dark as the reader is.")] = (
+    svg: Annotated[bool, typer.Option("--svg", help="Also write the charts as SVG, with a dark mode.")] = (
         False
     ),
-    tensorboard: Annotated[Path | None, typer.Option(help="Also write the metrics for TensorBoard, here.")] = None,
+    tensorboard: Annotated[Path | None, typer.Option(help="Also write metrics for TensorBoard to this folder.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the paths as JSON.")] = False,
 ) -> None:
     """Write report.html: tables, charts, configuration and lint in one file that opens offline."""

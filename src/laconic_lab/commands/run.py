@@ -28,7 +28,7 @@ def run(
     hosts: Annotated[int, typer.Option(help="Emulated hosts.")] = 4,
     link: RunLink = "1gbit",
     between: options.Between = None,
-    nproc_per_host: Annotated[int, typer.Option(help="Processes on each host.")] = 1,
+    nproc_per_host: Annotated[int, typer.Option(help="Processes per host.")] = 1,
     module: Annotated[bool, typer.Option("-m", help="The script is a module, as for python -m.")] = False,
     keep_going: Annotated[
         bool, typer.Option("--keep-going", help="Do not stop when a rank fails; exit code 0 if any succeeds.")

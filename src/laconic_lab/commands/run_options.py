@@ -20,16 +20,16 @@ WorkloadName = Annotated[str | None, typer.Argument(help=f"One of {', '.join(nam
 Link = Annotated[
     str | None, typer.Option(help="Emulate links: RATE[,LATENCY[,JITTER[,LOSS]]], such as 100mbit,40ms (root).")
 ]
-Between = Annotated[str | None, typer.Option(help="The link between two sites of half the hosts each; as --link.")]
+Between = Annotated[str | None, typer.Option(help="Link between two sites of half the hosts each, as in --link.")]
 Hosts = Annotated[int | None, typer.Option(help="Emulated hosts; default: one per worker.")]
 Epochs = Annotated[int | None, count_option("Default: the workload's.")]
 LearningRate = Annotated[float | None, typer.Option(help="Initial learning rate. Default: the workload's.")]
 Batch = Annotated[int | None, typer.Option(help="Samples per step over all workers. Default: the workload's.")]
 BatchSchedule = Annotated[
-    str | None, typer.Option(help="grow: let the batch grow instead of the rate fall; grow(2048): up to 2048 samples.")
+    str | None, typer.Option(help="grow: grow the batch instead of lowering the rate; grow(2048): up to 2048 samples.")
 ]
 TuningRuns = Annotated[int | None, count_option("How many runs it took to choose these settings.", least=0)]
-Resume = Annotated[Path | None, typer.Option(help="Go on with this run, runs/<id>; other options are its own.")]
+Resume = Annotated[Path | None, typer.Option(help="Resume this run, runs/<id>, with its own options.")]
 Runs = Annotated[Path, typer.Option(help="Where runs are kept.")]
 TrialWorkers = Annotated[int, count_option("Workers of each trial.", "-n", "--workers")]
 

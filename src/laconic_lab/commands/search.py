@@ -39,7 +39,7 @@ def search(
     limit: Annotated[float | None, typer.Option(help="Seconds after which a trial has failed.")] = None,
     repeats: Annotated[int, count_option("Searches, each with the next seed; reported as a mean.")] = 1,
     retrain: Annotated[int, typer.Option(help="Retrain the best and the default with this many new seeds.")] = 0,
-    resume: Annotated[Path | None, typer.Option(help="Go on with this search, runs/<id>.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Resume this search, runs/<id>.")] = None,
     folder: Annotated[Path | None, typer.Option(help="Default: runs/<time>-search-<objective>.")] = None,
     json: Json = False,
 ) -> None:
