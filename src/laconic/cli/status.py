@@ -19,6 +19,7 @@ HEADINGS = ("worker", "host", "reached", "step", "s/step", "waits", "sent", "rej
 GAUGES = ("step", "epoch", "seconds_per_step", "wait_share", "sent_nbytes", "rejoined")
 SHOWN = 8  # events
 AGAIN_S = 2.0
+AHEAD_S = 5.0  # a clock that is more than this ahead is told of
 
 
 def status(
@@ -77,9 +78,20 @@ def _show(found: dict[str, Any]) -> None:
         return
     state = "finished" if found["finished"] else f"{len(found['members'])} members"
     typer.echo(f"{found['meeting']}: {state}, view {found['view']}, {found['job']}")
+    for sentence in clocks(found):
+        typer.echo(sentence, err=True)
     echo_table(HEADINGS, [_cells(member) for member in found["members"]], left=("host", "reached"))
     for each in found["events"]:
         typer.echo(f"  {each['seconds']:.1f} s, step {each['step']}: worker {each['rank']} {each['what']}")
+
+
+def clocks(found: dict[str, Any]) -> list[str]:
+    """A sentence for each member whose clock is ahead of this machine's."""
+    cure = "set both by NTP for right times here; training needs no clock"
+    return [
+        f"the clock of worker {member['worker']} is {-member['heard_s']:.0f} s ahead of this machine's: {cure}"
+        for member in found["members"] if (member["heard_s"] or 0.0) < -AHEAD_S
+    ]  # fmt: skip
 
 
 def _cells(member: dict[str, Any]) -> list[str]:
@@ -88,7 +100,7 @@ def _cells(member: dict[str, Any]) -> list[str]:
     return [
         str(member["worker"]), member["host"], member["reached"], str(member["step"]),
         f"{member['seconds_per_step']:.3g}", f"{member['wait_share']:.0%}", words.nbytes(member["sent_nbytes"]),
-        str(member["rejoined"]), f"{member['heard_s']:.0f} s ago",
+        str(member["rejoined"]), f"{max(0.0, member['heard_s']):.0f} s ago",
     ]  # fmt: skip
 
 

@@ -168,6 +168,15 @@ class Line:
         met = (self.transport.mesh.peers[member] for member in view.ids)
         return all(peer.established and peer.greeted for peer in met)
 
+    def no_way(self, view: View) -> str:
+        """Say which members this worker has not met, and what to do about it, as a part of a sentence."""
+        peers = self.transport.mesh.peers
+        met = {member for member, peer in peers.items() if peer.established and peer.greeted}
+        missing = [f"worker {m} at {Address.parse(address).host}" for m, address in view.members if m not in met]
+        own, cure = self.transport.mesh.address.host, "behind a router, name a relay by `laconic join --relay`"
+        text = f"{', '.join(missing)} and this worker at {own} have not reached each other"
+        return f"{text}; LACONIC_BIND is the address at which others reach a worker, and {cure}"
+
     def ask(self, view: View, step: int = NO_MODEL) -> bool:
         """Ask the coordinator of a view to admit this worker to the next; return whether the request was sent.
 

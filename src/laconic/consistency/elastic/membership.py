@@ -59,31 +59,41 @@ def join(line: Line, job: str, patience_s: float, outage_s: float, loader: Loade
         StorageError: the meeting place cannot be read for `outage_s`.
     """
     seen, asked_at, quiet_since, at = 0, 0.0, time.monotonic(), NO_MODEL
+    unmet_since, is_told, over_at, newest = time.monotonic(), False, 0.0, None
     while True:
-        newest = outlast(line.meeting.newest, line.meeting.where, outage_s)
+        # A place may be far away: what is known is not asked for again.
+        newest = outlast(lambda known=seen: line.meeting.newest(known), line.meeting.where, outage_s) or newest  # type: ignore[misc]
         assert newest is not None
         if newest.job != job:
-            raise BadInput(f"the job in {line.meeting.where} trains {newest.job}; this worker has {job}")
+            cure = "another training needs another meeting place"
+            raise BadInput(f"the job in {line.meeting.where} trains {newest.job}; this worker has {job}; {cure}")
         if line.id in newest.ids:
             return newest
         if newest.number != seen:
             seen, asked_at, quiet_since = newest.number, 0.0, time.monotonic()
         if line.meets(newest):
+            unmet_since = time.monotonic()
             loader.go_on(newest)
+        elif not is_told and time.monotonic() - unmet_since > patience_s:
+            is_told = True  # they may only be busy
+            LOGGER.warning("[worker %d] waits to join view %d: %s", line.id, newest.number, line.no_way(newest))
         is_due = time.monotonic() - asked_at > ASK_AGAIN_S or loader.step != at
         if is_due and loader.is_ready and line.ask(newest, loader.step):
             asked_at, at = time.monotonic(), loader.step
         view = line.invitation(LOOK_S if asked_at else TICK_S)
         if view is not None:
             return view
-        if outlast(lambda: line.meeting.finished, line.meeting.where, outage_s):
-            raise TrainingOver
-        if line.has_reached(newest.coordinator):
+        if time.monotonic() - over_at > ASK_AGAIN_S:
+            if outlast(lambda: line.meeting.finished, line.meeting.where, outage_s):
+                raise TrainingOver
+            over_at = time.monotonic()
+        if line.has_reached(newest.coordinator) and time.monotonic() - unmet_since < max(patience_s, outage_s):
             quiet_since = time.monotonic()  # it lives, and answers between two steps
         if time.monotonic() - quiet_since > patience_s:
             where = f"[worker {line.id}] not all of view {newest.number} in {line.meeting.where} can be reached"
             cure = "if all are gone, so is the model: begin at another meeting place"
-            raise PeerLost(f"{where} within {patience_s:g} s; {cure}", rank=line.id, peer=newest.coordinator)
+            text = f"{where} within {patience_s:g} s: {line.no_way(newest)}; {cure}"
+            raise PeerLost(text, rank=line.id, peer=newest.coordinator)
 
 
 class Membership:

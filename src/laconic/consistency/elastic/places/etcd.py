@@ -68,7 +68,9 @@ class EtcdPlace:
     def read(self, name: str) -> bytes | None:
         key = self._prefix + name
         end = f"{key}0"  # the character after the slash: with all that is below it, in one question
-        found = self._ask(lambda member: member.get(key, metadata=True, sort_order="ascend", range_end=end))
+        # By when etcd got them: members' clocks may differ by hours.
+        order = {"metadata": True, "sort_order": "ascend", "sort_target": "create"}
+        found = self._ask(lambda member: member.get(key, range_end=end, **order))
         texts = {about["key"].decode(): bytes(text) for text, about in found}
         if key in texts:
             return texts[key]

@@ -22,6 +22,7 @@ from laconic.transports.zeromq_keys import read_key
 EXAMPLE = "tcp://host:port/job"
 ANSWER_S = 3.0
 _TICK_MS = 50
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @PLACES.register("tcp")
@@ -69,14 +70,17 @@ class TcpPlace:
                 answer = self._exchange(request)
             except (zmq.ZMQError, PayloadError, msgspec.MsgspecError) as error:
                 self._disconnect()
-                raise StorageError(f"the meeting place {self.where} answers nonsense: {error}") from error
+                cure = "is the same version of Laconic there?"
+                raise StorageError(f"the meeting place {self.where} answers nonsense: {error}; {cure}") from error
             except TimeoutError as error:
                 self._disconnect()
                 cure = "is `laconic meet` running there, with the same key?"
                 text = f"the meeting place {self.where} gave no answer in {ANSWER_S:g} s; {cure}"
                 raise StorageError(text, errno.ETIMEDOUT) from error
         if answer.error:
-            raise StorageError(f"the meeting place {self.where} could not do it: {answer.error}", answer.errno)
+            cure = "; make room on its disk, it need not be restarted" if answer.errno in _FULL else ""
+            text = f"the meeting place {self.where} could not do it: {answer.error}{cure}"
+            raise StorageError(text, answer.errno)
         return answer
 
     def _exchange(self, request: Request) -> Answer:
