@@ -140,7 +140,7 @@ def _shards(ways: tuple[str, ...]) -> str:
 def test_fully_shard_is_for_compress() -> None:
     sentence = (
         "distribute takes a model that every rank has whole, and this one is sharded; laconic.compress(model, codec) "
-        "compresses what fully_shard sends"
+        "compresses what fully_shard sends, and a mode of blocks with sites=… trains a sharded model between sites"
     )
     ways = ("ddp", "compress none", "compress dynamic8")
     ranks = run_local(2, train, (idioms.fsdp2, ways), timeout_s=60)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from laconic.consistency.base import Agreement, Setup
 from laconic.consistency.master_weights import FlatWeights
+from laconic.consistency.shards import Shards
 from laconic.errors import BadInput, PayloadError
 from laconic.exchange.collectives import all_reduce, broadcast
 from laconic.exchange.job import BucketRecord
@@ -30,6 +31,8 @@ WEIGHT_OPTIONS: tuple[str, ...] = ("algorithm", "exempt", "feedback", "feedback_
 
 def trained_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
     """The model's parameters that the optimiser trains, in the model's order."""
+    if isinstance(model, Shards):
+        return model.of(optimizer)
     trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
     found = [p for p in model.parameters() if id(p) in trained]
     if len(found) != len(trained):
@@ -198,7 +201,8 @@ class OwnWeights(Agreement):
     def __init__(self, setup: Setup) -> None:
         trained = trained_parameters(setup.model, setup.optimizer)
         start_alike(setup.model, setup.world)
-        self.weights = FlatWeights(trained, setup.own.get("masters", "host"))
+        stay = isinstance(setup.model, Shards)
+        self.weights = FlatWeights(trained, setup.own.get("masters", "host"), stay=stay)
         super().__init__(setup)
         self._averagers: list[Averager] = []
         self._exact_nbytes = 0  # what the engine's own all-reduce sent for exact means
@@ -227,6 +231,8 @@ class OwnWeights(Agreement):
     def agreeing(self) -> Iterator[None]:
         """Charge the block's time to this step, and check that the weights have not been moved."""
         self.weights.check_in_place(self.optimizer)
+        if isinstance(self.model, Shards):
+            self.model.check_in_place()
         with super().agreeing():
             yield
 

@@ -133,9 +133,17 @@ def distribute(
     sent = "none" if mode.no_codec else (mode.codec or DEFAULT_CODEC) if codec is None else codec
     module = model.module if isinstance(model, DistributedDataParallel) else model
     here = given.world or current()
+    across: World | None = None
+    if any(hasattr(p, "device_mesh") for p in module.parameters()):  # fully_shard's
+        from laconic.consistency.shards import between_sites
+
+        module, across = between_sites(module, mode, here, own)
+        here = across
     terms = terms_of(module.named_parameters(), sent, given, consistency=mode, **alike)
     check_alike("distribute", [*terms, *places_of(module.parameters(), here.transport)], here.transport)
     job = mode.install(Setup(module, inner, here, sent, given, own))
+    if across is not None:
+        job.resources.callback(across.close)
     job.attach(mode)
     silenced = SilencedModels(model, getattr(job, "no_sync", nullcontext), buffers=mode.shares_buffers)
     job.resources.callback(silenced.close)
@@ -177,6 +185,6 @@ def _refuse_others(model: nn.Module) -> None:
     for module in model.modules():
         if is_compressed(module):
             raise BadInput("this model is compressed already; take compress or distribute, not both")
-    if any(hasattr(p, "device_mesh") or hasattr(p, "_sharded_size") for p in model.parameters()):  # FSDP2, FSDP1
+    if any(hasattr(p, "_sharded_size") for p in model.parameters()):  # FSDP1
         text = "laconic.compress(model, codec) compresses what fully_shard sends"
         raise BadInput(f"distribute takes a model that every rank has whole, and this one is sharded; {text}")

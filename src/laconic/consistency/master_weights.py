@@ -40,6 +40,7 @@ class FlatWeights:
 
     Args:
         masters: where `values` lies, one of `base.MASTERS`.
+        stay: parameters stay in their own memory, which others share, and cross as copies.
 
     Raises:
         BadInput: a parameter is of another type than TYPES, or has no values; weights of several devices have no one
@@ -47,9 +48,9 @@ class FlatWeights:
         DeviceMemoryError: there is no memory for the masters.
     """
 
-    def __init__(self, parameters: list[nn.Parameter], masters: str = "host") -> None:
+    def __init__(self, parameters: list[nn.Parameter], masters: str = "host", *, stay: bool = False) -> None:
         check_types(parameters)
-        self.parameters = parameters
+        self.parameters, self._stay = parameters, stay
         self.copies = HostCopies()
         away = next((p.device for p in parameters if not p.is_cpu), _CPU)
         numel = sum(p.numel() for p in parameters)
@@ -65,7 +66,7 @@ class FlatWeights:
         """Use `values` as the storage of the weights: float32 parameters that lie where it does become views of it."""
         self.values = values
         for parameter, part in self.parts():
-            if parameter.dtype == torch.float32 and parameter.device == values.device:
+            if parameter.dtype == torch.float32 and parameter.device == values.device and not self._stay:
                 parameter.data = part
         self._places = [parameter.data_ptr() for parameter in self.parameters]
         half = [p.detach() for p in self.parameters if p.device != values.device and p.dtype != torch.float32]
@@ -73,7 +74,8 @@ class FlatWeights:
         self._crossing: list[tuple[nn.Parameter, Tensor]] = []  # each with its twin in host memory
         self._rounded: list[tuple[Tensor, Tensor]] = []  # masters, each with what holds it rounded: parameter or twin
         for parameter, part in self.parts():
-            rounded = part if parameter.dtype == torch.float32 else parameter.detach()
+            is_master = parameter.dtype == torch.float32 and not self._stay
+            rounded = part if is_master else parameter.detach()
             if parameter.device != values.device:
                 rounded = part if parameter.dtype == torch.float32 else next(twins)
                 self._crossing.append((parameter, rounded))

@@ -7,7 +7,6 @@ crosses once a site. Without sites every rank is one by itself, and its counterp
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -18,8 +17,7 @@ from laconic.codecs.plans import CodecPlan
 from laconic.consistency.averaging import average_buffers, average_gradients, exchange_of, lay_out, trained_parameters
 from laconic.consistency.base import Setup
 from laconic.consistency.fragments import fragments_of
-from laconic.consistency.sites import site_numbers
-from laconic.errors import BadInput
+from laconic.consistency.sites import counterparts_of, site_numbers
 from laconic.exchange.collectives import all_reduce, broadcast
 from laconic.exchange.options import Options
 from laconic.transports.base import Transport, members_of
@@ -48,14 +46,10 @@ class SiteLevels:
     def __init__(self, world: World, sites: int | Sequence[int] | None) -> None:
         size = world.world_size
         self.numbers = tuple(range(size)) if sites is None else site_numbers(size, sites)
-        sizes = list(Counter(self.numbers).values())
-        if len(set(sizes)) > 1:
-            text = "sites have equally many ranks, so that each rank has a counterpart in every other site"
-            raise BadInput(f"{text}; these have {', '.join(map(str, sizes))}")
-        self.count, self.size = len(sizes), sizes[0]
+        places = counterparts_of(self.numbers)
+        self.count, self.size = len(set(self.numbers)), len(set(places))
         self.ranks = members_of(self.numbers, world.rank)
         self.place = self.ranks.index(world.rank)
-        places = [self.numbers[:rank].count(site) for rank, site in enumerate(self.numbers)]
         self.counterparts = members_of(places, world.rank)
         self._inside = world.split(self.numbers) if self.size > 1 else None
         self.across = world if self._inside is None else world.split(places)

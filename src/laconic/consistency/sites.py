@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -45,6 +46,22 @@ def site_numbers(world_size: int, sites: int | Sequence[int]) -> tuple[int, ...]
         raise BadInput(f"sites is a number of sites or the site of each of {world_size} ranks, got {sites!r}")
     order = list(dict.fromkeys(given))
     return tuple(order.index(site) for site in given)
+
+
+def counterparts_of(numbers: Sequence[int]) -> list[int]:
+    """The place of each rank in its site; ranks with the same place are counterparts.
+
+    >>> counterparts_of([0, 0, 1, 1])
+    [0, 1, 0, 1]
+
+    Raises:
+        BadInput: sites of unequal size.
+    """
+    sizes = list(Counter(numbers).values())
+    if len(set(sizes)) > 1:
+        text = "sites have equally many ranks, so that each rank has a counterpart in every other site"
+        raise BadInput(f"{text}; these have {', '.join(map(str, sizes))}")
+    return [list(numbers[:rank]).count(site) for rank, site in enumerate(numbers)]
 
 
 class Site:
