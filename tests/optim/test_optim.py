@@ -20,6 +20,7 @@ from tests.reference import optimizers as reference
 STEPS, SIDE = 8, 40
 OPTIONS: dict[str, dict[str, Any]] = {
     "onebit_adam": {"lr": 0.01, "freeze_step": 3},
+    "onebit_lamb": {"lr": 0.01, "freeze_step": 3},
     "zero_one_adam": {"lr": 0.01, "var_freeze_step": 4, "var_scaler": 2, "local_scaler": 2, "local_most": 2},
     "demo": {"lr": 0.01, "beta": 0.9, "k": 8},
     "dion": {"lr": 0.01, "matrix_rank": 4},
@@ -127,6 +128,16 @@ def test_dions_formula() -> None:
     np.testing.assert_allclose(run_threads(2, work)[0], wanted, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_one_bit_lambs_formula(weight_decay: float) -> None:
+    parameters = list(_model().parameters())
+    start = [p.detach().numpy() for p in parameters]
+    gradients = [[[g.numpy() for g in _gradients(t, rank, parameters)] for rank in range(2)] for t in range(STEPS)]
+    wanted = reference.onebit_lamb(start, gradients, 0.01, (0.9, 0.999), 1e-8, weight_decay, 3)
+    found = _weights("onebit_lamb", 2, codec="none", weight_decay=weight_decay)[0].numpy()
+    np.testing.assert_allclose(found, np.concatenate([each.reshape(-1) for each in wanted]), rtol=1e-3, atol=1e-4)
+
+
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("name", OPTIONS)
 def test_a_resumed_training_has_the_same_bits(name: str, half: bool) -> None:
@@ -181,7 +192,7 @@ def test_groups_have_rates_of_their_own_and_schedulers_change_them() -> None:
     optimizer.close()
 
 
-@pytest.mark.parametrize("name", ["onebit_adam", "zero_one_adam"])
+@pytest.mark.parametrize("name", ["onebit_adam", "onebit_lamb", "zero_one_adam"])
 def test_rows_that_nobody_has_used_stay(name: str) -> None:
     """A bit is never zero: divided by √0 + ε, what it leaves in such rows would be 10⁸ times too much."""
 
@@ -267,6 +278,8 @@ def test_bad_input_is_one_sentence() -> None:
     for make, sentence in (
         (lambda: laconic.optim.OneBitAdam(weights, lr=-1), "lr is at least 0"),
         (lambda: laconic.optim.OneBitAdam(weights, freeze_step=0), "freeze_step is at least 1"),
+        (lambda: laconic.optim.OneBitLamb(weights, freeze_step=0), "freeze_step is at least 1"),
+        (lambda: laconic.optim.OneBitLamb(weights, factors=(2.0, 1.0)), "factors are the least and the largest"),
         (lambda: laconic.optim.ZeroOneAdam(weights, local_most=0), "at least 1"),
         (lambda: laconic.optim.DeMo(weights, k=65), "0 < k ≤ chunk"),
         (lambda: laconic.optim.Dion(weights, matrix_rank=0), "matrix_rank is at least 1"),

@@ -86,3 +86,57 @@ def dion(x: Array, q: Array, gradients: list[list[Array]], lr: float, momentum: 
         q = r / np.linalg.norm(r, axis=0)
         x = x - lr * np.sqrt(rows / columns) * p @ q.T
     return x
+
+
+def onebit_lamb(x: list[Array], gradients: list[list[list[Array]]], lr: float, betas: tuple[float, float],
+                eps: float, weight_decay: float, freeze_step: int) -> list[Array]:  # fmt: skip
+    """`gradients[t][i][k]` is worker i's of parameter k at step t; momentum is averaged exactly after `freeze_step`."""
+    x = [each.astype(np.float64) for each in x]
+    m, v, w = ([np.zeros_like(each) for each in x] for _ in range(3))
+    mean_c, r = [0.0] * len(x), [1.0] * len(x)
+    for t, of_workers in enumerate(gradients):
+        for k in range(len(x)):
+            g, old = np.mean([worker[k] for worker in of_workers], axis=0, dtype=np.float64), m[k]
+            m[k] = betas[0] * m[k] + (1 - betas[0]) * g
+            if t < freeze_step:
+                v[k] = w[k] = betas[1] * v[k] + (1 - betas[1]) * g**2
+                u = m[k] / (np.sqrt(v[k]) + eps) + weight_decay * x[k]
+                lengths = np.linalg.norm(x[k]), np.linalg.norm(u)
+                c = min(10.0, max(0.01, lengths[0] / lengths[1])) if min(lengths) > 0 else 1.0
+                mean_c[k] = c if t == 0 else 0.9 * mean_c[k] + 0.1 * c
+                x[k] = x[k] - lr * c * u
+                continue
+            made = (m[k] - betas[0] * old) / (1 - betas[0])
+            w[k] = betas[1] * w[k] + (1 - betas[1]) * made**2
+            step = m[k] / (np.sqrt(v[k]) + eps)
+            u = step + weight_decay * x[k]
+            new = np.max((np.sqrt(v[k]) + eps) / (np.sqrt(w[k]) + eps))
+            if weight_decay > 0:
+                p = min(1.0, np.linalg.norm(step) / np.linalg.norm(u))
+                new = p * new + 1 - p
+            r[k] = min(max(min(max(new, 0.5), 4.0), 0.9 * r[k]), 1.1 * r[k])
+            x[k] = x[k] - lr * r[k] * mean_c[k] * u
+    return x
+
+
+def muon_matrix(x: Array, gradients: list[Array], lr: float, momentum: float, weight_decay: float) -> Array:
+    """A matrix with Nesterov's momentum and five steps of Newton–Schulz."""
+    x, m = x.astype(np.float64), np.zeros(x.shape)
+    for g in gradients:
+        m = momentum * m + g
+        y = g + momentum * m
+        y = y / np.linalg.norm(y)
+        for _ in range(5):
+            y = 3.4445 * y + (-4.7750 * (y @ y.T) + 2.0315 * (y @ y.T) @ (y @ y.T)) @ y
+        x = x - lr * (0.2 * np.sqrt(max(x.shape)) * y + weight_decay * x)
+    return x
+
+
+def adamw(x: Array, gradients: list[Array], lr: float, betas: tuple[float, float], eps: float,
+          weight_decay: float) -> Array:  # fmt: skip
+    x, m, v = x.astype(np.float64), np.zeros(x.shape), np.zeros(x.shape)
+    for t, g in enumerate(gradients, 1):
+        m, v = betas[0] * m + (1 - betas[0]) * g, betas[1] * v + (1 - betas[1]) * g**2
+        step = (m / (1 - betas[0] ** t)) / (np.sqrt(v / (1 - betas[1] ** t)) + eps)
+        x = x - lr * (step + weight_decay * x)
+    return x

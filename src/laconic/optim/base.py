@@ -78,8 +78,7 @@ class ExchangingOptimizer(torch.optim.Optimizer, ABC):
         self._start_alike()
         self.register_state_dict_post_hook(self._save)
         self.register_load_state_dict_pre_hook(self._load)
-        self.register_load_state_dict_post_hook(self._restore)
-        self._coming: dict[int, dict[str, Any]] = {}
+        in_float32(self)
 
     def close(self) -> None:
         """End the exchange threads; the optimiser steps no more."""
@@ -192,17 +191,26 @@ class ExchangingOptimizer(torch.optim.Optimizer, ABC):
         coming = kept.pop(KEY)
         check_owner(coming, self.world)
         self._coded.load_state_dict(coming)
-        self._coming = kept["state"]
         return kept
 
-    def _restore(self, _: torch.optim.Optimizer) -> None:
-        """Take float32 values over as they were: torch has turned them into the parameters' type."""
-        coming, self._coming = self._coming, {}
-        everything = self._everything()
+
+def in_float32(optimizer: torch.optim.Optimizer) -> None:
+    """Let an optimiser's state be loaded as it was saved: torch turns it into the parameters' type."""
+    coming: dict[int, dict[str, Any]] = {}
+
+    def note(_: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+        coming.clear()
+        coming.update(state["state"])
+
+    def restore(loaded: torch.optim.Optimizer) -> None:
+        everything = [parameter for group in loaded.param_groups for parameter in group["params"]]
         for number, values in coming.items():
-            parameter = everything[number]
             for name, value in values.items():
-                self.state[parameter][name] = value.to(parameter.device, copy=True)
+                loaded.state[everything[number]][name] = value.to(everything[number].device, copy=True)
+        coming.clear()
+
+    optimizer.register_load_state_dict_pre_hook(note)
+    optimizer.register_load_state_dict_post_hook(restore)
 
 
 def check_rates(lr: float, betas: Iterable[float] = (), **others: float) -> None:
