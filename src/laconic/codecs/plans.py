@@ -20,9 +20,11 @@ class CodecChoice:
 
     Attributes:
         learns: it still has to decide, and needs `note_ready` and `note_exchange`.
+        weighs_noise: it is an `exchange.noise.NoiseCodec`, which needs gradients.
     """
 
     learns: bool = False
+    weighs_noise: bool = False
 
     def codec_for(self, bucket: int, step: int) -> Codec:
         """The codec of this bucket at this step."""
@@ -53,6 +55,10 @@ class CodecChoice:
     def cuts(self) -> bool:
         """Whether a gradient may travel in sections: all codecs are known, and none wants a layer's matrix."""
         return bool(self.codecs()) and self.matrix_codec() is None
+
+    def table(self) -> str:
+        """Why it chose as it did, as text; nothing where it was told."""
+        return ""
 
     def names(self, name: str) -> bool:
         """Whether a codec of this name is planned."""

@@ -17,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -45,6 +45,7 @@ from laconic.transports.world import World, current
 
 if TYPE_CHECKING:
     from laconic.exchange.loss_scale import LossScale
+    from laconic.exchange.noise import NoiseCodec
     from laconic.exchange.staging import Staging
 
 MAX_VIEWS = 8  # more runs of compressible parameters than this are copied into one channel
@@ -304,6 +305,11 @@ class BucketExchange:
         """The chooser, if the codec is "auto"."""
         return self.choice if isinstance(self.choice, AutoCodec) else None
 
+    @property
+    def noise(self) -> NoiseCodec | None:
+        """The chooser, if the codec is "auto" of quality "noise"."""
+        return cast("NoiseCodec", self.choice) if self.choice.weighs_noise else None
+
     @functools.cached_property
     def staging(self) -> Staging:
         """Moves a device's gradients to host memory and back."""
@@ -327,6 +333,8 @@ class BucketExchange:
         """Raw bytes whose payload makes a message of about `message_nbytes`, by the codec of the first step."""
         if self.auto is not None:
             return 4 * self.message_nbytes
+        if self.noise is not None:
+            return self.noise.buffer_nbytes
         first = self.choice.codec_for(0, 0)
         if first.kind == "matrix":
             return 25 << 20
@@ -381,6 +389,9 @@ class BucketExchange:
         first, world, options = held[0], self.world, self.options
         if first.first and self.choice.learns:
             self.choice.before_step(first.step, world)
+        noise = self.noise
+        if first.first and noise is not None and noise.due(first.step):
+            noise.review(first.step, world, self.residuals.norm())
         if first.first and self.loss_scale is not None:
             self.follow_scale()
         begun = time.perf_counter()
@@ -391,6 +402,9 @@ class BucketExchange:
         plain = chosen.exact and options.algorithm in ("auto", "native") and not self.dense
         values = [self._in_memory(each, plain) for each in held]
         sample = self.sample(values[0], first.step)
+        if noise is not None:
+            for each, part in zip(held, values, strict=True):
+                noise.note_gradients(each.index, part, self.parameters.info(each), first.step)
         link = world.profile.link if world.profile is not None else None
         route = Route(world.transport, options.algorithm, options.hosts, first.step, link)
         steps = self._group_steps(buckets, values, route)
@@ -539,6 +553,7 @@ class BucketExchange:
     def losses(self) -> dict[str, float | str]:
         """The norm of all that is still to be sent, and the relative error of the last sample, where there is one."""
         found: dict[str, float | str] = {"residual_norm": self.residuals.norm()}
+        found |= {} if self.noise is None else self.noise.metrics()
         return found if self._error is None else {**found, "compression_error": self._error}
 
     # buckets
@@ -579,6 +594,7 @@ class BucketExchange:
     def state_dict(self) -> dict[str, Any]:
         """The wrappers' state, by parameter name, and its loss scale."""
         state: dict[str, Any] = {wrapper.key: wrapper.state_dict() for wrapper in self.wrappers}
+        state |= {} if self.noise is None else {"noise": self.noise.state_dict()}
         return state if self.loss_scale is None else {**state, "scale": self.loss_scale.value}
 
     def check_state(self, state: Mapping[str, Any], owner: World | None = None) -> None:
@@ -591,6 +607,8 @@ class BucketExchange:
         for wrapper in self.wrappers:
             wrapper.check_state(state.get(wrapper.key, {}), self.parameters.known)
         check_scale(state, scaled=self.loss_scale is not None)
+        if self.noise is not None and "noise" in state:
+            self.noise.check_state(state["noise"])
 
     def load_state_dict(self, state: Mapping[str, Any], *, resumed: bool = False) -> None:
         """Load a state, `resumed`: to the bit; all buckets are rebuilt."""
@@ -600,6 +618,8 @@ class BucketExchange:
             self.loss_scale.value = float(state.get("scale", 1.0))
         self.step = int(state["step"])
         self.choice = self.choice.restarted(self.step)
+        if self.noise is not None and "noise" in state:
+            self.noise.load_state_dict(state["noise"])
         self.clear()
 
     def clear(self) -> None:

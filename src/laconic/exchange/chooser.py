@@ -4,7 +4,8 @@ Callers: `state.py`. The first steps are exact, and measure how long each bucket
 of backward remains when a bucket is ready, which hides that much of its exchange. Then, on all ranks at the
 same time, the link and the candidates' speed on this machine are measured. Every rank uses the mean of all ranks'
 figures, so all make the same choice. The choice is tried for some steps, and replaced by "none" if it is no faster. A
-decision takes effect in the next step, because buckets of this one may already be under way.
+decision takes effect in the next step, because buckets of this one may already be under way. Quality "noise" asks
+another question, and is `noise.py`'s.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class AutoCodec(CodecChoice):
 
     def __init__(self, quality: str = "8bit", first: int = 0) -> None:
         if quality not in QUALITIES:
-            raise UnknownName("quality", quality, QUALITIES)
+            raise UnknownName("quality", quality, [*QUALITIES, "noise"])
         self.quality = quality
         self.choices: dict[int, BucketChoice] = {}  # by bucket, once made
         self.step_s: dict[str, float] = {}  # measured seconds a step, exact ("warm") and as chosen ("trial")
@@ -181,9 +182,13 @@ class AutoCodec(CodecChoice):
         return "\n".join([head, *aligned(rows, left=(3, 4, 8))])
 
 
-def choice_for(codec: CodecPlan, quality: str | None = None) -> CodecChoice:
+def choice_for(codec: CodecPlan, quality: str | None = None, feedback: bool | None = None) -> CodecChoice:
     """Build the chooser for a user's `codec` and `quality`; BadInput for a quality without codec "auto"."""
     if codec == "auto":
+        if quality is not None and quality.startswith("noise"):
+            from laconic.exchange.noise import NoiseCodec, budget_of
+
+            return NoiseCodec(budget_of(quality), feedback)
         return AutoCodec(quality or "8bit")
     if quality is not None:
         raise BadInput("quality goes with codec 'auto': it bounds what may be picked")

@@ -62,7 +62,8 @@ def compress(
         model: a DistributedDataParallel model that has no communication hook yet, or one that `fully_shard` was
             applied to.
         codec: a spec such as "dynamic8" (the default) or "topk(0.01)+qsgd(4)", {first step: spec}, a function of the
-            step, or "auto": per bucket what is quickest here, within quality="8bit" (default), "exact" or "aggressive".
+            step, or "auto": per bucket what is quickest here, within quality="8bit" (default), "exact" or "aggressive",
+            or with quality="noise" what loses little beside the gradient's noise.
         quality, algorithm, exempt, feedback, feedback_decay, momentum, hosts, message_nbytes, scaler, world: as for
             `Options`; with fully_shard only exempt, feedback, scaler and world.
         weights: with fully_shard on a 1-D mesh, the codec that weights are gathered through, such as "dynamic8", or

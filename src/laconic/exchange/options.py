@@ -29,7 +29,8 @@ class Options:
     """How an exchange runs, beside its codec.
 
     Args:
-        quality: what codec "auto" may pick: exact, 8bit (the default) or aggressive.
+        quality: what codec "auto" may pick: exact, 8bit (the default) or aggressive; or "noise", "noise(0.1)": the
+            fewest bytes whose error stays below that share of the gradient's noise.
         algorithm: auto (gather or direct, whichever is cheaper), gather, or any all-reduce algorithm.
         exempt: names (regular expressions) sent exactly besides biases, norms and small tensors; or Exemptions.
         feedback: feed the codec's error back; None as the codec needs it.

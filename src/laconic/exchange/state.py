@@ -55,7 +55,7 @@ class CompressionState(Job):
         options: Options | None = None,
     ) -> None:
         options = options or Options()
-        choice = choice_for(DEFAULT_CODEC if codec is None else codec, options.quality)
+        choice = choice_for(DEFAULT_CODEC if codec is None else codec, options.quality, options.feedback)
         named = list(named_parameters or ())
         if options.feedback_decay is not None and (matrix := choice.matrix_codec()):
             raise BadInput(f"feedback_decay goes with codecs for flat gradients, not with '{matrix}'")
@@ -64,6 +64,8 @@ class CompressionState(Job):
             from laconic.exchange.dgc import correction_for, refuse_second_momentum
 
             wrappers.append(correction_for(options.momentum, options.algorithm, options.feedback, named=bool(named)))
+            if choice.weighs_noise:
+                raise BadInput("quality 'noise' measures gradients as they are made; leave momentum to the optimiser")
             if matrix := choice.matrix_codec():
                 raise BadInput(f"momentum goes with codecs for flat gradients, not with '{matrix}'")
         self.buckets = BucketExchange(choice, Parameters(named, options.exemptions), options, wrappers)
@@ -130,7 +132,7 @@ class CompressionState(Job):
         `hidden`: the driver's text about what overlaps.
         """
         total = last_step_beside_ddp(list(self.records), self.world.world_size)
-        choice = "" if self.auto is None else self.auto.table()
+        choice = self.buckets.choice.table()
         buckets = bucket_table(list(self.records), self.world.rank, self.world.world_size)
         whole = f"gradients are sent in DDP's buckets: {self._why_whole}" if self._why_whole else ""
         sent = "gradients are sent as backward makes them" if self.sink is not None else whole

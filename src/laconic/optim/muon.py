@@ -104,7 +104,8 @@ class Muon(torch.optim.Optimizer):
         update = gradient.add(momentum, alpha=group["momentum"]) if group["nesterov"] else momentum
         matrix = update.reshape(update.shape[0], -1)
         scale = 0.2 * math.sqrt(max(matrix.shape))
-        return scale * orthonormalised(matrix, int(group["iterations"])).reshape(parameter.shape)
+        step: Tensor = scale * orthonormalised(matrix, int(group["iterations"]))
+        return step.reshape(parameter.shape)
 
     def _adam(self, group: dict[str, Any], parameter: Tensor, gradient: Tensor) -> Tensor:
         (first, second), state = group["betas"], self.state[parameter]
@@ -137,4 +138,5 @@ def orthonormalised(matrix: Tensor, iterations: int = 5) -> Tensor:
     for _ in range(iterations):
         square = y @ y.T
         y = a * y + (b * square + c * square @ square) @ y
-    return y if matrix.shape[0] <= matrix.shape[1] else y.T
+    found: Tensor = y if matrix.shape[0] <= matrix.shape[1] else y.T
+    return found

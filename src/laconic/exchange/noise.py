@@ -1,0 +1,469 @@
+"""codec="auto", quality="noise": for each bucket the fewest bytes whose error is small beside the gradient's own noise.
+
+Callers: `chooser.choice_for` and `buckets.py`. A gradient is a mean over samples, and so it is noisy; an error well
+below that noise changes little. In a window of consecutive steps each rank keeps some of each bucket's gradients. At
+the window's end it sends the candidates through these, with feedback, here only, and the ranks average some numbers a
+bucket: squared norms, a sketch of each step's gradients, and what each candidate has left out. From the means follow,
+alike on all ranks, signal, noise and error, and from these the choice, which takes effect in the step after.
+
+Invariant: a choice follows from agreed numbers and the former choice alone.
+
+Source: McCandlish et al., An Empirical Model of Large-Batch Training, 2018, App. A.1: signal and noise from the squared
+norms of small and large batches; Charikar et al., Finding frequent items in data streams, 2002: the sketch.
+Differs: the noise is that between sketches of the workers' gradients, so it needs no exact mean, and is never below 0.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from laconic.codecs import Codec, codec
+from laconic.codecs.plans import CodecChoice
+from laconic.errors import BadInput, UnknownName
+from laconic.exchange.chooser import QUALITIES, mean_of_ranks
+from laconic.exchange.layout import BucketInfo
+from laconic.exchange.residuals import mode_for
+from laconic.specs import call, split
+from laconic.storage.form import check_like
+from laconic.text_table import aligned
+from laconic.transports.world import World
+
+CANDIDATES = ("none", "dynamic8", "int4", "int2", "onebit", "topk(0.01)")  # each of fewer bytes than the one before
+WARM = "dynamic8"  # until a choice is made, and where a layer has had no gradient
+BUDGET = 0.2  # of the noise's variance, that errors may add: as if the batch were a sixth smaller
+BUFFER_NBYTES = 1 << 16  # buckets are about a layer each, for each has a codec of its own
+FIRST_WINDOWS, EVERY = (4, 32, 64, 128), 256  # steps at which windows begin; then at multiples of EVERY
+WINDOW = 8  # steps
+RUNS, RUN = 8, 1024  # values that are kept of a bucket: so many runs of so many
+SKETCH = 16
+SMOOTH = 0.5  # of a new window in the running means
+SAVES = 0.95  # another choice is taken if it is this much smaller, or the present one is over the budget
+PER_LAYER = 4.0  # a layer's error may be as many budgets, where others stay below
+GROWN = 4.0  # residuals that are so many times those of the window before halve the budget until they are not
+_log = logging.getLogger("laconic.exchange")
+
+
+@dataclass(frozen=True)
+class LayerNoise:
+    """What was measured of a bucket: squared 2-norms of a gradient, of all its values, running means over windows.
+
+    Attributes:
+        label: the names of its parameters.
+        numel: values that a codec may touch.
+        square: E|gᵢ|², of one worker's gradient.
+        signal: |G|², of the gradient without noise.
+        noise: tr(Σ), the variance of one worker's gradient.
+        errors: by candidate, |Σ(gᵢ − what was sent)|² after a window, divided by its steps.
+    """
+
+    label: str
+    numel: int
+    square: float
+    signal: float
+    noise: float
+    errors: tuple[float, ...]
+
+    def smoothed(self, former: LayerNoise | None) -> LayerNoise:
+        """The running mean, where there is a former one of the same bucket."""
+        if former is None or (former.label, former.numel) != (self.label, self.numel):
+            return self
+        return LayerNoise(
+            self.label,
+            self.numel,
+            _between(former.square, self.square),
+            _between(former.signal, self.signal),
+            _between(former.noise, self.noise),
+            tuple(map(_between, former.errors, self.errors)),
+        )
+
+    def shares(self, workers: int) -> tuple[float, ...]:
+        """By candidate, the error of the mean of all workers beside the noise of that mean, tr(Σ)/P, as variances.
+
+        Of P workers' errors e², which are independent, the mean has e²/P; what owners send of it adds as much of the
+        mean's square as e² is of a gradient's. Where there is no noise, only what has no error has a share of 0.
+        """
+        mean_square = max(0.0, self.signal) + max(0.0, self.noise) / workers
+        found = []
+        for error in self.errors:
+            relative = error / self.square if self.square > 0 else 0.0
+            left_out = error / workers + relative * mean_square
+            found.append(left_out / (self.noise / workers) if self.noise > 0 else math.inf if left_out > 0 else 0.0)
+        return tuple(found)
+
+
+def signal_and_noise(square: float, mean_square: float, workers: int) -> tuple[float, float]:
+    """|G|² and tr(Σ), unbiased, from the mean of P workers' |gᵢ|² and from |mean gᵢ|²; either may be below 0.
+
+    E|gᵢ|² = |G|² + tr(Σ) and E|ḡ|² = |G|² + tr(Σ)/P, so tr(Σ) = (E|gᵢ|² − E|ḡ|²)·P/(P−1).
+
+    >>> signal_and_noise(square=5.0, mean_square=3.0, workers=2)
+    (1.0, 4.0)
+    """
+    noise = (square - mean_square) * workers / (workers - 1)
+    return square - noise, noise
+
+
+def choose_within(
+    nbytes: Sequence[Sequence[int]], shares: Sequence[Sequence[float]], weights: Sequence[float], budget: float
+) -> list[int]:
+    """For each layer a candidate, of few bytes in all, such that Σ weightₗ·shareₗ ≤ budget.
+
+    No layer goes beyond PER_LAYER budgets. From the least share on, each move is the one that saves the most bytes for
+    what it adds, along the lower convex hull of each layer's candidates: no choice of the same error or less has fewer
+    bytes than this one has before its last refused move, but for that move.
+
+    >>> choose_within([[32, 8, 1]] * 2, [[0.0, 0.1, 0.5]] * 2, [0.5, 0.5], budget=0.3)
+    [2, 1]
+    """
+    steps = []  # (share added for a byte saved, layer, place on its hull)
+    hulls = []
+    for layer, (sizes, errors) in enumerate(zip(nbytes, shares, strict=True)):
+        allowed = [i for i, share in enumerate(errors) if share <= PER_LAYER * budget]
+        hull = _hull(allowed or [min(range(len(errors)), key=errors.__getitem__)], sizes, errors)
+        hulls.append(hull)
+        for place, (a, b) in enumerate(itertools.pairwise(hull), 1):
+            added = weights[layer] * (errors[b] - errors[a])
+            steps.append((added / (sizes[a] - sizes[b]), layer, place, added))
+    places = [0] * len(hulls)
+    spent = sum(weight * shares[layer][hulls[layer][0]] for layer, weight in enumerate(weights))
+    for _, layer, place, added in sorted(steps):
+        if places[layer] == place - 1 and spent + added <= budget:
+            places[layer], spent = place, spent + added
+    return [hull[place] for hull, place in zip(hulls, places, strict=True)]
+
+
+def _hull(allowed: Sequence[int], sizes: Sequence[int], errors: Sequence[float]) -> list[int]:
+    """The candidates on the lower convex hull of (bytes, share), from the least share to the fewest bytes."""
+    hull: list[int] = []
+    for i in sorted(allowed, key=lambda i: (errors[i], sizes[i])):
+        if hull and sizes[i] >= sizes[hull[-1]]:
+            continue
+        while len(hull) > 1 and _slope(hull[-2], hull[-1], sizes, errors) >= _slope(hull[-1], i, sizes, errors):
+            hull.pop()
+        hull.append(i)
+    return hull
+
+
+def _slope(a: int, b: int, sizes: Sequence[int], errors: Sequence[float]) -> float:
+    return (errors[b] - errors[a]) / (sizes[a] - sizes[b])
+
+
+def window_of(step: int) -> int:
+    """How many steps of a window are over when `step` begins: 0 to WINDOW, of which WINDOW ends it; −1 outside.
+
+    >>> [window_of(step) for step in (3, 4, 5, 12, 13, 256 * 9 + 2)]
+    [-1, 0, 1, 8, -1, 2]
+    """
+    begun = [first for first in (*FIRST_WINDOWS, step - step % EVERY) if 0 < first <= step]
+    over = step - max(begun) if begun else -1
+    return over if over <= WINDOW else -1
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Which values of a bucket are kept in a window, and which bins and signs they have in a sketch."""
+
+    label: str
+    numel: int
+    places: Tensor
+    bins: Tensor
+    signs: Tensor
+
+    @classmethod
+    def drawn(cls, info: BucketInfo, seed: int) -> Sample:
+        """All values that a codec may touch, or some runs of them at equal distances, beginning anywhere."""
+        entries = [entry for entry in info.entries if not entry.exempt]
+        nothing = torch.empty(0, dtype=torch.int64)
+        places = torch.cat([nothing, *(torch.arange(entry.start, entry.stop) for entry in entries)])
+        numel, random = places.numel(), torch.Generator().manual_seed(seed)
+        if numel > RUNS * RUN:
+            starts = int(torch.randint(numel, (1,), generator=random)) + torch.arange(RUNS) * numel // RUNS
+            places = places[(starts[:, None] + torch.arange(RUN)).reshape(-1) % numel]
+        bins = torch.randint(SKETCH, places.shape, generator=random)
+        signs = torch.randint(2, places.shape, generator=random).float().mul_(2).sub_(1)
+        return cls(" ".join(entry.name for entry in entries), numel, places, bins, signs)
+
+    def sketch(self, values: Tensor) -> Tensor:
+        """Linear, and E|sketch(x)|² = |x|²."""
+        return torch.zeros(SKETCH).index_add_(0, self.bins, self.signs * values)
+
+
+class NoiseCodec(CodecChoice):
+    """The choice for all buckets of one model; see the module.
+
+    Args:
+        budget: the share of the noise's variance that errors may have, on average over all values.
+        feedback: whether codecs' errors are fed back, as `Options.feedback`.
+
+    Attributes:
+        layers: what was measured, by bucket.
+        chosen: the candidate of each bucket, by its spec.
+        noise_scale: tr(Σ)/|G|² over all layers: the batch, in batches of one worker, whose noise is as large as the
+            signal.
+        share: of the noise, that errors have by the present choice.
+        spent_s: seconds on the exchange thread for all this, since the start.
+    """
+
+    weighs_noise = True
+
+    def __init__(self, budget: float = BUDGET, feedback: bool | None = None) -> None:
+        if isinstance(budget, bool) or not isinstance(budget, int | float) or not 0 < budget <= 10:
+            raise BadInput(f"the budget of quality 'noise' is above 0 and at most 10, got {budget!r}")
+        if feedback is False:
+            raise BadInput(
+                "quality 'noise' counts on feedback, by which errors are sent later; leave feedback=False out"
+            )
+        self.budget, self._feedback = float(budget), feedback
+        self.layers: dict[int, LayerNoise] = {}
+        self.chosen: dict[int, str] = {}
+        self.noise_scale = self.share = math.nan
+        self.spent_s = 0.0
+        self.verdict = f"{WARM} until the first steps are measured"
+        self._codecs = [codec(spec) for spec in CANDIDATES]
+        self._plans: list[tuple[int, dict[int, Codec]]] = [(0, {})]
+        self._samples: dict[int, Sample] = {}
+        self._infos: dict[int, BucketInfo] = {}  # that the samples are of
+        self._kept: dict[int, list[Tensor]] = {}  # of this window, by bucket
+        self._residual = math.nan  # squared norm of what all ranks had still to send at the last review
+        from laconic.codecs.compiling import compile_planned
+
+        compile_planned(self._codecs)
+
+    def codec_for(self, bucket: int, step: int) -> Codec:
+        plan = next((codecs for first, codecs in reversed(self._plans) if first <= step), {})
+        return plan.get(bucket, self._codecs[CANDIDATES.index(WARM)])
+
+    def codecs(self) -> Sequence[Codec]:
+        return self._codecs
+
+    @property
+    def cuts(self) -> bool:
+        return False  # a layer is one bucket
+
+    @property
+    def buffer_nbytes(self) -> int:
+        return BUFFER_NBYTES
+
+    def is_exact(self, step: int) -> bool:
+        return False  # a step past the exchange thread would not be seen
+
+    def restarted(self, step: int) -> NoiseCodec:
+        return NoiseCodec(self.budget, self._feedback)
+
+    # what the exchange shows
+
+    def note_gradients(self, bucket: int, values: Tensor, info: BucketInfo, step: int) -> None:
+        """Keep some of this rank's gradients while a window is open."""
+        over = window_of(step)
+        if not 0 <= over < WINDOW:
+            return
+        begun = time.perf_counter()
+        if self._infos.get(bucket) is not info:
+            sample, former = Sample.drawn(info, (step - over) * 65_537 + bucket), self._samples.get(bucket)
+            if former is not None and (former.label, former.numel) != (sample.label, sample.numel):
+                self._kept.pop(bucket, None)  # a new layout: too few steps are left of this window
+            self._infos[bucket], self._samples[bucket] = info, sample
+        sample = self._samples[bucket]
+        if sample.numel:
+            self._kept.setdefault(bucket, []).append(values[sample.places.to(values.device)].float().cpu())
+        self.spent_s += time.perf_counter() - begun
+
+    @staticmethod
+    def due(step: int) -> bool:
+        """Whether the choice is reviewed before this step."""
+        return window_of(step) == WINDOW
+
+    def review(self, step: int, world: World, left_out: float) -> None:
+        """Review the choice, on all ranks before the same step; `left_out`: the norm of what this one has to send."""
+        begun, kept, samples = time.perf_counter(), self._kept, self._samples
+        self._kept, self._samples, self._infos = {}, {}, {}
+        whole = sorted(b for b, rows in kept.items() if len(rows) == WINDOW)  # not those of another layout
+        if world.world_size == 1:
+            self.verdict = "one worker has no others against whom noise is measured, and sends nothing"
+        elif whole:
+            own = [self._measured(samples[b], torch.stack(kept[b])) for b in whole]
+            self._agree(step, world, [samples[b] for b in whole], whole, own, left_out)
+        self.spent_s += time.perf_counter() - begun
+
+    def _measured(self, sample: Sample, rows: Tensor) -> list[float]:
+        """This rank's numbers of a bucket: mean squares of a step and of its sketch, errors, each step's sketch."""
+        square = float(rows.double().square().sum()) / WINDOW
+        errors = []
+        for each in self._codecs:
+            left = torch.zeros(rows.shape[1])
+            if not each.exact and math.isfinite(square):
+                for step, row in enumerate(rows):
+                    if mode_for(each, self._feedback) == "full":
+                        each.encode_feedback(row, left, step=step)
+                    else:
+                        left += row - each.decode(each.encode(row, step=step), row.numel())
+            errors.append(float(left.double().square().sum()) / WINDOW)
+        sketches = torch.stack([sample.sketch(row) for row in rows]).double()
+        return [square, float(sketches.square().sum()) / WINDOW, *errors, *sketches.reshape(-1).tolist()]
+
+    # the choice
+
+    def _agree(
+        self, step: int, world: World, samples: list[Sample], buckets: list[int], own: list[list[float]], left: float
+    ) -> None:
+        residual, *numbers = mean_of_ranks([left**2, *(number for row in own for number in row)], world)
+        if not all(map(math.isfinite, numbers)):
+            self.verdict = "kept: gradients were not finite"
+            return
+        width = len(own[0])
+        for place, (b, sample) in enumerate(zip(buckets, samples, strict=True)):
+            square, of_sketch, *rest = numbers[place * width : (place + 1) * width]
+            errors, sketches = rest[: len(CANDIDATES)], rest[len(CANDIDATES) :]
+            mean_square = sum(value**2 for value in sketches) / WINDOW
+            scale = sample.numel / sample.places.numel()
+            square, of_sketch, mean_square, *errors = (
+                scale * value for value in (square, of_sketch, mean_square, *errors)
+            )
+            _, noise = signal_and_noise(of_sketch, mean_square, world.world_size)  # both of sketches, so never below 0
+            signal = square - noise
+            found = LayerNoise(sample.label, sample.numel, square, signal, noise, tuple(errors))
+            self.layers[b] = found.smoothed(self.layers.get(b))
+        self._decide(step, world.world_size, buckets, residual)
+
+    def _decide(self, step: int, workers: int, buckets: list[int], residual: float) -> None:
+        layers = [self.layers[b] for b in buckets]
+        shares, total = [layer.shares(workers) for layer in layers], sum(layer.numel for layer in layers)
+        nbytes = [[each.max_nbytes(layer.numel) for each in self._codecs] for layer in layers]
+        weights = [layer.numel / total for layer in layers]
+        grown = residual > GROWN * self._residual  # never, of the first
+        budget, self._residual = self.budget / 2 if grown else self.budget, residual
+        moving = [place for place, layer in enumerate(layers) if layer.square > 0]
+        picked = [CANDIDATES.index(WARM)] * len(layers)
+        chosen = choose_within(
+            [nbytes[p] for p in moving], [shares[p] for p in moving], [weights[p] for p in moving], budget
+        )
+        for place, candidate in zip(moving, chosen, strict=True):
+            picked[place] = candidate
+        now = [CANDIDATES.index(self.chosen.get(b, WARM)) for b in buckets]
+
+        def spent(which: list[int]) -> float:
+            return sum(weights[p] * shares[p][which[p]] for p in moving)
+
+        def sent(which: list[int]) -> int:
+            return sum(row[i] for row, i in zip(nbytes, which, strict=True))
+
+        keeps = spent(now) <= budget and sent(picked) > SAVES * sent(now)
+        within = keeps and all(shares[p][now[p]] <= PER_LAYER * budget for p in moving)
+        if not within:
+            now = picked
+            self._plans = [
+                *self._plans[-1:],
+                (step + 1, {b: self._codecs[i] for b, i in zip(buckets, now, strict=True)}),
+            ]
+        self.chosen = {b: CANDIDATES[i] for b, i in zip(buckets, now, strict=True)}
+        self.share = spent(now)
+        signal, noise = (sum(getattr(layer, name) for layer in layers) for name in ("signal", "noise"))
+        self.noise_scale = noise / signal if signal > 0 else math.inf
+        why = "; residuals have grown, so half of it" if grown else ""
+        self.verdict = f"reviewed at step {step}: errors are {self.share:.2g} of the noise, {budget:g} allowed{why}"
+        _log.info("codec auto, quality noise: %s", self.verdict)
+
+    # what users see
+
+    def metrics(self) -> dict[str, float | str]:
+        """The noise scale and the errors' share of the noise, once they were measured."""
+        if math.isnan(self.share):
+            return {}
+        return {"noise_scale": self.noise_scale, "error_of_noise": self.share}
+
+    def table(self) -> str:
+        """Signal, noise, error, codec and bytes, a row a bucket."""
+        head = f"codec auto, quality noise({self.budget:g}): {self.verdict}"
+        if not self.layers:
+            return head
+        rows = [["bucket", "values", "signal", "noise", "error", "codec", "payload, B", "of fp32", "parameters"]]
+        for b, layer in sorted(self.layers.items()):
+            spec = self.chosen.get(b, WARM)
+            error, nbytes = layer.errors[CANDIDATES.index(spec)], codec(spec).max_nbytes(layer.numel)
+            figures = [f"{value:.2e}" for value in (layer.signal, layer.noise, error)]
+            share = f"{nbytes / (4 * layer.numel):.1%}"
+            rows.append([str(b), str(layer.numel), *figures, spec, str(nbytes), share, _short(layer.label)])
+        legend = "squared norms: of the gradient without noise, of one worker's noise, of a worker's error a step"
+        return "\n".join([head, *aligned(rows, left=(5, 8)), legend])
+
+    # what lasts
+
+    def state_dict(self) -> dict[str, Any]:
+        """Estimates, choice, and what an open window has kept of this rank's gradients."""
+        names = dict(zip(self._codecs, CANDIDATES, strict=True))
+        plans = {str(first): {str(b): names[each] for b, each in plan.items()} for first, plan in self._plans}
+        return {
+            "layers": {str(b): {**asdict(layer), "errors": list(layer.errors)} for b, layer in self.layers.items()},
+            "chosen": {str(b): spec for b, spec in self.chosen.items()},
+            "plans": plans,
+            "kept": {str(b): torch.stack(rows) for b, rows in self._kept.items()},
+            "samples": {str(b): vars(self._samples[b]) for b in self._kept},
+            "numbers": {"scale": self.noise_scale, "share": self.share, "residual": self._residual},
+            "verdict": self.verdict,
+        }
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Refuse what is no such state, or names codecs that are no candidates."""
+        like = {
+            "layers": {},
+            "chosen": {},
+            "plans": {},
+            "kept": {},
+            "samples": {},
+            "numbers": dict.fromkeys(("scale", "share", "residual"), 0.0),
+            "verdict": "",
+        }
+        check_like(state, like, "the state of quality 'noise'")
+        named = [*state["chosen"].values(), *(spec for plan in state["plans"].values() for spec in plan.values())]
+        if strange := [spec for spec in named if spec not in CANDIDATES]:
+            raise BadInput(
+                f"the state of quality 'noise' has codec '{strange[0]}'; candidates: {', '.join(CANDIDATES)}"
+            )
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.layers = {
+            int(b): LayerNoise(**{**layer, "errors": tuple(layer["errors"])}) for b, layer in state["layers"].items()
+        }
+        self.chosen = {int(b): spec for b, spec in state["chosen"].items()}
+        by_name = dict(zip(CANDIDATES, self._codecs, strict=True))
+        self._plans = [
+            (int(first), {int(b): by_name[spec] for b, spec in plan.items()}) for first, plan in state["plans"].items()
+        ]
+        self._kept = {int(b): list(rows.clone()) for b, rows in state["kept"].items()}
+        self._samples, self._infos = {int(b): Sample(**sample) for b, sample in state["samples"].items()}, {}
+        numbers = state["numbers"]
+        self.noise_scale, self.share, self._residual = numbers["scale"], numbers["share"], numbers["residual"]
+        self.verdict = state["verdict"]
+
+
+def budget_of(quality: str) -> float:
+    """The budget of a quality "noise" or "noise(0.1)".
+
+    >>> budget_of("noise(0.1)"), budget_of("noise")
+    (0.1, 0.2)
+    """
+    if split("quality", quality)[0] != "noise":
+        raise UnknownName("quality", quality, [*QUALITIES, "noise"])
+    return call("quality", quality, _budget)
+
+
+def _budget(budget: float = BUDGET) -> float:
+    return budget
+
+
+def _between(old: float, new: float) -> float:
+    return (1 - SMOOTH) * old + SMOOTH * new
+
+
+def _short(label: str) -> str:
+    first, *others = label.split(" ")
+    return f"{first} and {len(others)} more" if others else first
