@@ -18,16 +18,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from laconic.codecs import Codec, codec
 from laconic.codecs.casts import NoneCodec
 from laconic.codecs.plans import CodecChoice, CodecPlan, PlannedCodec
 from laconic.errors import BadInput, UnknownName
 from laconic.exchange.costs import ExchangeCost, coded_cost, profile_of, speed_of
-from laconic.schedules.registry import build
+from laconic.exchange.likeness import mean_of_ranks
 from laconic.text_table import aligned
-from laconic.transports.executor import run
 from laconic.transports.world import World
 
 # What each quality may pick, the most exact first.
@@ -185,7 +183,7 @@ class AutoCodec(CodecChoice):
 def choice_for(codec: CodecPlan, quality: str | None = None, feedback: bool | None = None) -> CodecChoice:
     """Build the chooser for a user's `codec` and `quality`; BadInput for a quality without codec "auto"."""
     if codec == "auto":
-        if quality is not None and quality.startswith("noise"):
+        if quality is not None and quality.partition("(")[0].strip() == "noise":
             from laconic.exchange.noise import NoiseCodec, budget_of
 
             return NoiseCodec(budget_of(quality), feedback)
@@ -222,13 +220,6 @@ def choose(costs: Sequence[Sequence[ExchangeCost]], hidden: Sequence[float]) -> 
                 picked = tried
                 break
     return picked
-
-
-def mean_of_ranks(values: Sequence[float], world: World) -> list[float]:
-    """The mean over all ranks, the same bits on each."""
-    total: Tensor = torch.tensor(values, dtype=torch.float64)
-    run(build("all_reduce", "tree", world.world_size, len(values)), total, world.transport)
-    return [float(value) for value in total / world.world_size]
 
 
 _NONE = NoneCodec()

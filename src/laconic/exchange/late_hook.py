@@ -21,8 +21,9 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from laconic.codecs import codec
-from laconic.exchange.chooser import QUALITIES, mean_of_ranks
+from laconic.exchange.chooser import QUALITIES
 from laconic.exchange.costs import coded_cost, plain_cost, profile_of, spared_s, speed_of
+from laconic.exchange.likeness import mean_of_ranks
 from laconic.exchange.state import CompressionState
 
 WATCHED = 6  # steps that are measured; the first, before which DDP has not settled its buckets, is not counted

@@ -20,8 +20,10 @@ from laconic.codecs import Codec
 from laconic.codecs.plans import CodecPlan
 from laconic.errors import BadInput, Mismatch
 from laconic.exchange.options import Options
+from laconic.schedules.registry import build
 from laconic.transports.base import Transport
-from laconic.transports.executor import gather_texts
+from laconic.transports.executor import gather_texts, run
+from laconic.transports.world import World
 
 _DIGEST_NBYTES = 96
 Terms = list[tuple[str, str]]  # what must be the same, and what it is here
@@ -110,6 +112,13 @@ def have_equal(tensors: Iterable[Tensor], transport: Transport) -> bool:
     for tensor in tensors:
         digest.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).cpu().numpy().data)
     return len(set(gather_texts(digest.hexdigest(), transport, 64, "weights"))) == 1
+
+
+def mean_of_ranks(values: Sequence[float], world: World) -> list[float]:
+    """The mean over all ranks, the same bits on each."""
+    total: Tensor = torch.tensor(values, dtype=torch.float64)
+    run(build("all_reduce", "tree", world.world_size, len(values)), total, world.transport)
+    return [float(value) for value in total / world.world_size]
 
 
 def _first_difference(everyone: Sequence[Sequence[Any]], rank: int) -> tuple[str, int]:

@@ -28,11 +28,11 @@ from torch import Tensor
 
 from laconic.codecs import Codec, codec
 from laconic.codecs.plans import CodecChoice
-from laconic.errors import BadInput, UnknownName
-from laconic.exchange.chooser import QUALITIES, mean_of_ranks
+from laconic.errors import BadInput
 from laconic.exchange.layout import BucketInfo
+from laconic.exchange.likeness import mean_of_ranks
 from laconic.exchange.residuals import mode_for
-from laconic.specs import call, split
+from laconic.specs import call
 from laconic.storage.form import check_like
 from laconic.text_table import aligned
 from laconic.transports.world import World
@@ -451,8 +451,6 @@ def budget_of(quality: str) -> float:
     >>> budget_of("noise(0.1)"), budget_of("noise")
     (0.1, 0.2)
     """
-    if split("quality", quality)[0] != "noise":
-        raise UnknownName("quality", quality, [*QUALITIES, "noise"])
     return call("quality", quality, _budget)
 
 
