@@ -129,10 +129,10 @@ class Network:
         return {member: each for member, each in answers.items() if not self.cut or (member in self.cut) == is_cut}
 
     def init(self, inner: Any) -> Any:
-        def made(line: Line, meeting: Meeting, number: int, silence_s: float) -> None:
+        def made(line: Line, meeting: Meeting, number: int, *more: Any) -> None:
             if self.cut and threading.get_ident() in self._threads:
                 self.cut.add(number)
-            inner(line, meeting, number, silence_s)
+            inner(line, meeting, number, *more)
 
         return made
 
