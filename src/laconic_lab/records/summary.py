@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from laconic import statistics
@@ -146,6 +146,7 @@ def summarise(record: Record) -> list[SummaryRow]:
 def _row(record: Record, configuration: Configuration) -> SummaryRow:
     trials = record.trials_of(configuration.name)
     claims = {claim.what: claim for claim in record.claims if claim.configuration == configuration.name}
+    step = _median(trials, lambda t: t.step_seconds_median)
     return SummaryRow(
         configuration=configuration,
         trials=trials,
@@ -158,10 +159,10 @@ def _row(record: Record, configuration: Configuration) -> SummaryRow:
         sent_to_target=_median(trials, sent_to_target),
         times_infinite=_median(trials, lambda t: times_infinite(record, t)),
         total=_median(trials, lambda t: t.seconds_total),
-        step=_median(trials, lambda t: t.step_seconds_median),
+        step=step,
         sent=_median(trials, lambda t: t.sent_nbytes_per_step),
         raw=_median(trials, lambda t: t.raw_nbytes_per_step),
-        breakdown=_breakdown(trials),
+        breakdown=_shares(_breakdown(trials), step),
         staleness=_median(trials, lambda t: t.staleness_mean),
         claims=claims,
     )
@@ -213,6 +214,15 @@ def _breakdown(trials: list[TrialRecord]) -> Breakdown | None:
         return None
     names = Breakdown.__dataclass_fields__
     return Breakdown(**{name: statistics.median([getattr(b, name) for b in found]).value for name in names})
+
+
+def _shares(found: Breakdown | None, step: Median | None) -> Breakdown | None:
+    """The parts as shares of the step's time: medians of parts add up to something else."""
+    parts = {} if found is None else asdict(found)
+    whole = sum(parts.values())
+    if step is None or whole <= 0:
+        return found
+    return Breakdown(**{name: seconds * step.value / whole for name, seconds in parts.items()})
 
 
 def wire_bound(record: Record, row: SummaryRow) -> float | None:

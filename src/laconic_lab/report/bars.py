@@ -51,11 +51,12 @@ class Stack:
 
 @dataclass(frozen=True)
 class BarSpread:
-    """One row of `QUANTILES` of the step time, in seconds."""
+    """One row of `QUANTILES` of the step time, and the step time that the tables give, in seconds."""
 
     label: str
     style: int
     quantiles: Sequence[float]
+    step: float
 
 
 def look(part: str) -> str:
@@ -92,15 +93,15 @@ def spreads(rows: Sequence[BarSpread], size: Size, *, title: str) -> Canvas:
     _clock(canvas, axes, most, "time of a step")
     for index, row in enumerate(rows):
         y, colour = ROW * index + 34, canvas.series_colour(row.style)
-        q5, q25, q50, q75, q95, q99 = row.quantiles
+        q5, q25, _, q75, q95, q99 = row.quantiles
         _name(canvas, axes, row.label, row.style, ROW * index)
         axes.hlines(y, q5, q95, colors=colour, linewidths=1.6)
-        shown = " · ".join(words.seconds(row.quantiles[i]) for i in (2, 4, 5))
+        shown = " · ".join(map(words.seconds, (row.step, q95, q99)))
         drawn = axes.hlines(y, q25, max(q75, q25 + most / 1000), colors=colour, linewidths=11, alpha=0.45)
         canvas.tip(drawn, "spread", f"{row.label}: median, 95 % and 99 % of the steps: {shown}")
-        axes.vlines(q50, y - 9, y + 9, colors=colour, linewidths=3)
+        axes.vlines(row.step, y - 9, y + 9, colors=colour, linewidths=3)
         axes.plot([q99], [y], marker="o", markersize=6, color=colour, markeredgewidth=0)
-        _value(canvas, axes, q99, y + 5, words.seconds(q50), apart=9)
+        _value(canvas, axes, q99, y + 5, words.seconds(row.step), apart=9)
     return canvas
 
 

@@ -126,7 +126,7 @@ def breakdown(record: Record, rows: Sequence[SummaryRow]) -> Figure | None:
     if not stacks:
         return None
     title = "Where a step's time goes"
-    caption = "Each part is the median over the steps and seeds."
+    caption = "A whole bar is the time of a step, as in the table; a part is its median's share of all parts' medians."
     if any(row.configuration.kind == "peer" for row in rows):
         caption += " A peer's backward pass computes and communicates at once; both are in its \u201cother\u201d."
     if any(stack.limit is not None for stack in stacks):
@@ -142,11 +142,11 @@ def spread(rows: Sequence[SummaryRow]) -> Figure | None:
         steps = [s for trial in row.trials for s in trial.step_seconds or ()]
         if steps:
             found = np.quantile(steps, bars.QUANTILES, method="inverted_cdf").tolist()
-            made.append(bars.BarSpread(row.configuration.name, index, found))
+            made.append(bars.BarSpread(row.configuration.name, index, found, row.step.value if row.step else found[2]))
     if not made:
         return None
     title = "How the steps' times are spread"
-    caption = "All steps of all seeds: bar 25 to 75 %, line 5 to 95 %, tick and figure the median, dot 99 %."
+    caption = "All steps of all seeds: bar 25 to 75 %, line 5 to 95 %, dot 99 %; tick and figure as in the table."
     return Figure("step-spread", title, partial(bars.spreads, made, title=title), caption)
 
 

@@ -17,13 +17,14 @@ from pathlib import Path
 
 import pytest
 
+from laconic import words
 from laconic.cli import main
 from laconic.errors import MissingExtra
 from laconic_lab.commands.compare import table as terminal_table
 from laconic_lab.commands.compare import unsteady
 from laconic_lab.lint import lint
 from laconic_lab.records import metrics
-from laconic_lab.records.record import Event, Record, TimeSpan
+from laconic_lab.records.record import Breakdown, Event, Record, TimeSpan
 from laconic_lab.records.summary import make_claims, summarise
 from laconic_lab.report import export, write_report
 from laconic_lab.report.canvas import MARGIN, NARROW, WIDE
@@ -278,6 +279,20 @@ def test_a_target_of_all_right_has_a_place(tmp_path: Path):
     text = _html(record, tmp_path)
     assert "target 100" in text
     assert "nan" not in "".join(_svgs(text))
+
+
+def test_table_and_charts_give_one_time_of_a_step(tmp_path: Path) -> None:
+    record = compare_record()
+    record.trials[0] = replace(record.trials[0], breakdown=Breakdown(0.5, 0.25, 0.25, 0.25, 0.25, 0.5))  # not its step
+    text = _html(record, tmp_path)
+    for row in summarise(record):
+        assert row.step is not None
+        if row.breakdown is not None:
+            assert sum(vars(row.breakdown).values()) == pytest.approx(row.step.value)
+        name, step = row.configuration.name, words.seconds(row.step.value)
+        for figure in figures(record, summarise(record))[2:]:
+            assert f">{step}<" in figure.wide, (name, figure.name)
+    assert text
 
 
 def test_every_chart_has_units_on_its_axes():
