@@ -17,7 +17,9 @@ class Block(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         normal = self.first(x)
         x = x + self.attention(normal, normal, normal, need_weights=False)[0]
-        return x + self.down(nn.functional.gelu(self.up(self.second(x))))
+        wide: torch.Tensor = nn.functional.gelu(self.up(self.second(x)))
+        changed: torch.Tensor = self.down(wide)
+        return x + changed
 
 
 def model(
