@@ -1,7 +1,7 @@
 """Makes docstrings Markdown for the API reference: mkdocs.yml names this file as an extension of Griffe.
 
-Examples become fenced blocks. `Source:`, `Differs:`, `Cost:` and `Invariant:` become paragraphs of their own. `Callers:`, which is for those who
-change the code, is left out.
+Examples become fenced blocks. `Source:`, `Differs:`, `Cost:` and `Invariant:` become paragraphs of their own.
+`Callers:`, which is for those who change the code, is left out.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ def readable(docstring: str) -> str:
 
 def _paragraph(part: str) -> str:
     lines = part.split("\n")
-    if (section := SECTION.match(lines[0])) and section[1] in ("Returns", "Example", "Examples"):  # Griffe would take "The job: …" for a type
+    if (section := SECTION.match(lines[0])) and section[1] in ("Returns", "Example", "Examples"):
+        # Griffe would take "The job: …" for a type
         inside = textwrap.dedent("\n".join(lines[1:]))
         return f"**Returns:** {inside}" if section[1] == "Returns" else _paragraph(inside)
     first = next((number for number, line in enumerate(lines) if line.lstrip().startswith(">>> ")), None)
