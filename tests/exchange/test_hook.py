@@ -150,6 +150,14 @@ def _closed(sharded: bool) -> dict[str, Any]:
         job.close()
         found["threads"] = [t.name for t in threading.enumerate() if t.name == "laconic-exchange"]
     found["records"] = len(job.records)
+    if not sharded:  # torch takes one hook: a model whose job was closed is compressed again through it
+        for codec in ("onebit", "none"):
+            again = laconic.compress(model, codec)
+            model.zero_grad()
+            (model(torch.arange(64.0).view(1, 64)) * (rank + 1)).sum().backward()
+            found[f"again {codec}"] = next(p.grad.clone() for p in model.parameters() if p.grad is not None)
+            assert len(again.records) == 1
+            again.close()
     laconic.init().close()
     dist.destroy_process_group()
     return found
@@ -162,6 +170,9 @@ def test_after_close_the_model_trains_alone_again(sharded: bool) -> None:
         exact = 1.5 * torch.arange(64.0).expand(64, 64)
         assert not torch.equal(found["compressed"], exact)
         assert torch.equal(found["closed"], exact)
+        if not sharded:
+            assert torch.equal(found["again onebit"], found["compressed"])
+            assert torch.equal(found["again none"], exact)
         assert found["threads"] == []
         assert found["records"] == 1
 

@@ -61,9 +61,12 @@ def trainer(folder: str, door: str) -> dict[str, Any]:
             made = Trainer(model=model, args=arguments, train_dataset=data, callbacks=[Logger(), callback])
         made.train(resume_from_checkpoint=resume)
         assert callback.job is None
+        ended = _weights(model)
         if where == "whole":
             assert closed
-        return _weights(model)
+            made.train()  # the same Trainer again, as with successive data
+            assert callback.job is None
+        return ended
 
     stopped = train("resumed", 4)
     resumed = train("resumed", 8, f"{folder}/resumed/checkpoint-4")
@@ -131,6 +134,7 @@ def _data() -> DataLoader[Any]:
 def lightning(folder: str, door: Any, strategy: Any = None) -> dict[str, Any]:
     import lightning as pl
     from lightning.fabric.plugins.environments import TorchElasticEnvironment
+    from lightning.pytorch.loggers import CSVLogger
 
     from laconic.integrations.lightning import LaconicCallback
 
@@ -140,7 +144,8 @@ def lightning(folder: str, door: Any, strategy: Any = None) -> dict[str, Any]:
         keeper = made if strategy else callback
         return keeper, pl.Trainer(
             max_epochs=epochs, accelerator="cpu", devices=2, strategy=made, callbacks=[] if strategy else [callback],
-            enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, logger=False,
+            enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, log_every_n_steps=2,
+            logger=CSVLogger(folder, name=f"{door}-{strategy is not None}"),
             plugins=[TorchElasticEnvironment()], gradient_clip_val=1.0, precision="bf16-mixed",
         )  # fmt: skip
 
@@ -161,7 +166,11 @@ def lightning(folder: str, door: Any, strategy: Any = None) -> dict[str, Any]:
     assert keeper.job is None, "a training that fails leaves its job open"
     kept = Path(folder) / "one.ckpt"
     stopped = train(1, save=kept)
-    return {"stopped": stopped, "resumed": train(2, load=kept), "whole": train(2)}
+    found = {"stopped": stopped, "resumed": train(2, load=kept), "whole": train(2)}
+    if torch.distributed.get_rank() == 0:
+        rows = [each.read_text() for each in Path(folder).glob(f"{door}-{strategy is not None}/*/metrics.csv")]
+        assert any("laconic/sent_nbytes" in text for text in rows)
+    return found
 
 
 def lightning_strategy(folder: str, door: str) -> dict[str, Any]:

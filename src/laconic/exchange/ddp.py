@@ -44,6 +44,10 @@ class Hooked(Protocol):
     closed: bool
     group: dist.ProcessGroup | None
 
+    @property
+    def successor(self) -> Hooked | None:
+        """Of a closed job, the one that came after it."""
+
 
 def hook(state: Hooked, bucket: dist.GradBucket) -> Any:
     """The communication hook itself: `ddp.register_comm_hook(state, laconic.exchange.ddp.hook)`.
@@ -55,6 +59,8 @@ def hook(state: Hooked, bucket: dist.GradBucket) -> Any:
     >>> ddp(torch.randn(8, 784)).sum().backward()
     >>> dist.destroy_process_group()
     """
+    if state.closed and state.successor is not None:
+        return hook(state.successor, bucket)
     if state.closed:
         return allreduce_hook(state.group, bucket)  # type: ignore[arg-type]  # None is the default group
     if bucket.index() == 0:  # after DDP's own last callback, which the first one runs before

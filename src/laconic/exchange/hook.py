@@ -23,6 +23,7 @@ from laconic.codecs.plans import CodecPlan
 from laconic.errors import BadInput
 from laconic.exchange.collectives import world_of
 from laconic.exchange.ddp import hook, why_whole
+from laconic.exchange.job import Job
 from laconic.exchange.layout import Exemptions
 from laconic.exchange.likeness import check_alike, places_of, terms_of
 from laconic.exchange.newcomers import NewcomersToDDP
@@ -36,7 +37,8 @@ if TYPE_CHECKING:
     from laconic.exchange.fsdp import ShardedCompression
 
 _WHY_NBYTES = 128  # of a reason to send DDP's buckets
-_compressed: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+_jobs: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Job]] = weakref.WeakKeyDictionary()  # the newest of a model
+_hooked: weakref.WeakKeyDictionary[nn.Module, weakref.ref[CompressionState]] = weakref.WeakKeyDictionary()
 
 
 def compress(
@@ -94,7 +96,7 @@ def compress(
         "feedback_decay": feedback_decay, "momentum": momentum,
         "hosts": hosts, "message_nbytes": message_nbytes, "scaler": scaler, "world": world, **unknown,
     }, "compress")  # fmt: skip
-    if model in _compressed:
+    if is_compressed(model):
         raise BadInput("this model is compressed already; a codec that changes is {first step: codec}")
     if isinstance(model, DistributedDataParallel):
         if weights is not None:
@@ -110,7 +112,7 @@ def compress(
     else:
         text = f"got {type(model).__name__}; wrap it, or call fully_shard on it, first"
         raise BadInput(f"compress takes a DistributedDataParallel model or one that fully_shard was applied to, {text}")
-    _compressed.add(model)
+    _jobs[model] = weakref.ref(job)
     return job
 
 
@@ -135,12 +137,22 @@ def _compress_ddp(model: DistributedDataParallel, codec: CodecPlan | None, optio
     if state.buckets.choice.learns and world.world_size > 1 and here:
         from laconic.exchange.late_hook import LateHook
 
-        late = LateHook(model, state, lambda: model.register_comm_hook(state, hook))
+        late = LateHook(model, state, lambda: _register(model, state))
         state.resources.callback(late.close)
     else:
         state.stream_from(model, why)
-        model.register_comm_hook(state, hook)
+        _register(model, state)
     return state
+
+
+def _register(model: DistributedDataParallel, state: CompressionState) -> None:
+    """Let DDP hand its buckets to this job. torch takes one hook and keeps it: that of a closed job passes them on."""
+    first = found() if (found := _hooked.get(model)) is not None else None
+    if first is not None:
+        first.successor = state
+    else:
+        model.register_comm_hook(state, hook)
+        _hooked[model] = weakref.ref(state)
 
 
 def _agree_on_buckets(model: DistributedDataParallel, state: CompressionState, world: World) -> tuple[bool, str]:
@@ -154,8 +166,11 @@ def _agree_on_buckets(model: DistributedDataParallel, state: CompressionState, w
 
 
 def is_compressed(model: nn.Module) -> bool:
-    """Whether `compress` was called on it."""
-    return model in _compressed
+    """Whether `compress` was called on it. A DDP model whose job is closed may be compressed again."""
+    if (found := _jobs.get(model)) is None:
+        return False
+    job = found()
+    return not (isinstance(job, CompressionState) and job.closed)
 
 
 def _check_alike(

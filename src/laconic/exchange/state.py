@@ -72,6 +72,7 @@ class CompressionState(Job):
         self.stream = GradientStream(self.buckets)
         self.sink: DdpGradients | None = None  # of the model that `stream_from` was called for
         self.closed = False
+        self.successor: CompressionState | None = None  # of a closed job whose model was compressed again
         self.group: dist.ProcessGroup | None = None  # DDP's, which its own all-reduce takes after `close`
         self._why_whole = ""
         self.resources = ExitStack()  # what `close` gives back, the last first

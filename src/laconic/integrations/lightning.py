@@ -34,14 +34,14 @@ class LaconicCallback(Callback):
     Args:
         codec: as for `laconic.compress`.
         door: "compress", or "distribute", which also hides what is sent under the next forward.
-        every: how many steps apart metrics are logged, where there is a logger.
+        every: how many steps apart metrics are logged, where there is a logger; default: the Trainer's own.
         options: of the door, such as `exempt=` or `momentum=`.
 
     Attributes:
         job: what the door returned, while the training lasts.
     """
 
-    def __init__(self, codec: Any = None, *, door: Door = "compress", every: int = 50, **options: Any) -> None:
+    def __init__(self, codec: Any = None, *, door: Door = "compress", every: int | None = None, **options: Any) -> None:
         check_door(door)
         self.codec, self._door, self._every, self._options = codec, door, every, options
         self.job: Job | None = None
@@ -63,8 +63,7 @@ class LaconicCallback(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Log what was sent and waited for."""
-        if self.job is not None and trainer.loggers and trainer.global_step % self._every == 0:
-            pl_module.log_dict(metrics_of(self.job), rank_zero_only=True)
+        _log(trainer, self.job, self._every)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Leave the model as trained."""
@@ -83,6 +82,14 @@ class LaconicCallback(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Keep them until there is a job."""
         self._loaded = state_dict
+
+
+def _log(trainer: Trainer, job: Job | None, every: int | None = None) -> None:
+    """Hand the job's metrics to the Trainer's loggers, every so many steps."""
+    apart = every or getattr(trainer, "log_every_n_steps", 50) or 50
+    if job is not None and trainer.global_step and trainer.global_step % apart == 0:
+        for logger in trainer.loggers:
+            logger.log_metrics(metrics_of(job), step=trainer.global_step)
 
 
 def _opened(door: Door, model: nn.Module | None, optimizers: Sequence[Any], codec: Any, options: Any) -> Job:
@@ -124,6 +131,12 @@ class LaconicStrategy(DDPStrategy):
             loaded, self._loaded = self._loaded, None
             if loaded:
                 SharedState(self.job).load_state_dict(loaded)
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Log what the step before has sent and waited for, as often as the Trainer logs."""
+        super().on_train_batch_start(batch, batch_idx)
+        if self.job is not None and self.lightning_module is not None:
+            _log(self.lightning_module.trainer, self.job)
 
     def on_train_end(self) -> None:
         """Leave the model as trained."""

@@ -7,6 +7,7 @@ checkpoint, goes on from them, and adds what was sent to the Trainer's own logs.
 from __future__ import annotations
 
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ except ImportError as error:
 class LaconicCallback(TrainerCallback):
     """Send gradients of a Trainer through a codec.
 
-    Alone, without other ranks, it does nothing.
+    Alone, without other ranks, it does nothing but warn.
 
     Args:
         codec: as for `laconic.compress`.
@@ -54,6 +55,7 @@ class LaconicCallback(TrainerCallback):
     ) -> None:
         """Compress what the Trainer has wrapped, and go on from its checkpoint."""
         if not dist.is_initialized() or dist.get_world_size() == 1:
+            warnings.warn("this Trainer has one process: nothing is sent, so nothing is compressed", stacklevel=2)
             return
         self._close()  # of a training that ended in an exception, of which the Trainer tells nobody
         trainer = self._trainer()
