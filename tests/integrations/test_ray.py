@@ -72,7 +72,7 @@ def _loop(config: dict[str, Any]) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(400)
 def test_two_workers_resume_to_the_bit(cluster: None, tmp_path: Path) -> None:
     from ray.train import RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer

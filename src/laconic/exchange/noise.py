@@ -121,7 +121,7 @@ def choose_within(
     what it adds, along the lower convex hull of each layer's candidates: no choice of the same error or less has fewer
     bytes than this one has before its last refused move, but for that move.
 
-    >>> choose_within([[32, 8, 1]] * 2, [[0.0, 0.1, 0.5]] * 2, [0.5, 0.5], budget=0.3)
+    >>> choose_within([[32, 8, 1]] * 2, [[0.0, 0.1, 0.5]] * 2, [0.5, 0.5], budget=0.35)
     [2, 1]
     """
     steps = []  # (share added for a byte saved, layer, place on its hull)

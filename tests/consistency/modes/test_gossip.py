@@ -20,7 +20,7 @@ import laconic
 from laconic.consistency import build
 from laconic.consistency.gossip import graphs
 from laconic.consistency.gossip.pairs import PartnerChoice, _Pairs
-from laconic.errors import BadInput, UnknownName
+from laconic.errors import BadInput, CollectiveTimeout, UnknownName
 from laconic.transports.launcher import run_local
 from laconic.transports.threads import run_threads
 from laconic.transports.world import World
@@ -149,6 +149,32 @@ def _pairs(world: World, stage: _Stage, codec: str, steps: int, slow: int) -> di
     agreement.close()
     met = sum(record.staleness or 0 for record in agreement.records)
     return {"own": own, "end": agreement.weights.values.clone(), "met": met, "records": agreement.records}
+
+
+def test_the_end_waits_for_a_question_that_is_still_being_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[_Pairs] = []
+    rested: list[bool] = []
+    genuine_start, genuine_one = _Pairs.start, PartnerChoice.one
+
+    def start(pairs: _Pairs) -> None:
+        made.append(pairs)
+        genuine_start(pairs)
+
+    def one(choice: PartnerChoice, left: Any, present: Any) -> int | None:
+        (asking,) = {id(each): each for each in made if each.choice is choice}.values()
+        try:
+            asking.rest(0.0)
+            rested.append(True)
+        except CollectiveTimeout:
+            rested.append(False)
+        return genuine_one(choice, left, present)
+
+    monkeypatch.setattr(_Pairs, "start", start)
+    monkeypatch.setattr(PartnerChoice, "one", one)
+    stage = _Stage()
+    run_threads(3, lambda t: _pairs(World(t), stage, "dynamic8", 4, slow=1), timeout_s=90)
+    assert rested
+    assert not any(rested)
 
 
 @pytest.mark.parametrize("codec", ["none", "dynamic8"])

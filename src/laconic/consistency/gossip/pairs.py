@@ -152,6 +152,7 @@ class _Pairs:
         self._met = 0
         self._draws = mesh.rank
         self._asked: tuple[int, Tensor] | None = None  # whom, and what it was told
+        self._asking = False  # a question is being made, which neither `wants` nor `_asked` tells
         self._failure: Exception | None = None
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -185,12 +186,16 @@ class _Pairs:
     def rest(self, timeout_s: float) -> None:
         """Wait until the last question is asked and answered."""
         deadline = time.monotonic() + timeout_s
-        while (self.wants or self._asked is not None) and self._failure is None:
+        while self._busy() and self._failure is None:
             if time.monotonic() > deadline:
                 peer = None if self._asked is None else self._asked[0]
                 text = f"{self.mesh.where()} gossip: no answer from rank {peer} in {timeout_s:g} s"
                 raise CollectiveTimeout(text, rank=self.mesh.rank, peer=peer)
             time.sleep(0.001)
+
+    def _busy(self) -> bool:
+        with self._lock:
+            return self.wants or self._asking or self._asked is not None
 
     def close(self) -> None:
         """End the thread and the mesh."""
@@ -284,17 +289,20 @@ class _Pairs:
         """Reset an edge whose two copies differ, because the two checkpoints did not fit together."""
         with self._lock:
             self.edges.forget_told(peer)
-        if self._asked is not None and self._asked[0] == peer:
-            self._asked, self.wants = None, True
+            if self._asked is not None and self._asked[0] == peer:
+                self._asked, self.wants = None, True
 
     def _ask(self) -> None:
-        self.wants = False  # first: the training may want the next one while this one is sent
+        with self._lock:
+            self._asking = True
+            self.wants = False  # first: the training may want the next one while this one is sent
         peer = self.choice.one(self.losses.here, self.mesh.peers)
         if peer is not None:
             with self._lock:
                 message, mine = self._tell(peer)
             self._asked = (peer, mine)
             self._send(peer, message, PairKind.ASK)
+        self._asking = False
 
     def _tell(self, peer: int) -> tuple[Tensor, Tensor]:
         """Encode this worker's weights for a peer; return the message and a copy of the peer's copy after it."""
