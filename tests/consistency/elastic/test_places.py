@@ -13,6 +13,7 @@ import threading
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import certifi
@@ -25,6 +26,7 @@ from hypothesis import strategies as st
 import laconic
 from laconic.consistency.elastic.line import Line
 from laconic.consistency.elastic.meeting import Meeting, View, event
+from laconic.consistency.elastic.membership import found
 from laconic.consistency.elastic.places import open_place
 from laconic.consistency.elastic.places.base import PLACES, Turns
 from laconic.consistency.elastic.places.server import MeetingServer
@@ -115,11 +117,13 @@ class _Worker:
     """One worker's part in a change of views, by the code that members run, without a network between them.
 
     Attributes:
-        fate: of what it writes next: done; lost, done and nobody answers; refused, not done.
+        fate: of what it writes next: done; lost, done and nobody answers; refused, not done; emptied, its place has
+            become an empty one, for it alone or for others too.
     """
 
     def __init__(self, job: str, view: View, number: int) -> None:
         self.meeting, self.view, self.id, self.fate = Meeting(job), view, number, "done"
+        self._empty = open_place(f"{job}-emptied")
         self.newcomers: dict[int, object] = {}
         self._leaving: set[int] = set()
         self._write, place = self.meeting._place.create, self.meeting._place
@@ -127,7 +131,7 @@ class _Worker:
 
     def _create(self, name: str, text: str) -> bool:
         made = self.fate != "refused" and self._write(name, text)
-        if self.fate != "done":
+        if self.fate in ("lost", "refused"):
             raise StorageError("no answer")
         return made
 
@@ -139,8 +143,15 @@ class _Worker:
         self.fate = fate
         lost = {m: LostPeer(m, self.id, "gone") for m in members & set(self.view.ids)}
         if self.id in self.view.ids and lost:
+            full = self.meeting._place
+            self.meeting._place = self._empty if fate == "emptied" else full
             with contextlib.suppress(StorageError):
                 self.view = Line.propose(self, lost, 0, 0, ())  # type: ignore[arg-type]
+            self.meeting._place = full
+
+    def close(self) -> None:
+        self.meeting.close()
+        self._empty.close()
 
 
 def test_turns_are_taken_in_the_order_of_asking() -> None:
@@ -162,7 +173,7 @@ def test_turns_are_taken_in_the_order_of_asking() -> None:
     assert order == ["a", "b", "again"]
 
 
-_FATES = st.sampled_from(["done", "lost", "refused"])
+_FATES = st.sampled_from(["done", "lost", "refused", "emptied"])
 _TURNS = st.lists(st.tuples(st.integers(0, 5), st.sets(st.integers(1, 6), max_size=2), _FATES))
 
 
@@ -174,6 +185,7 @@ def test_of_two_halves_one_goes_on(where: Callable[[str], str], one: int, other:
     begun = _view(1, *everyone)
     workers = {number: _Worker(job, begun, number) for number in everyone}
     assert workers[1].meeting.publish(begun)
+    assert all(worker.meeting.newest() == begun for worker in workers.values())
     first, second = set(everyone[:one]), set(everyone[one:])
     entered: dict[int, set[tuple[int, ...]]] = {}
     for turn, more, fate in [*turns, *((number - 1, set[int](), "done") for number in everyone)]:
@@ -188,7 +200,83 @@ def test_of_two_halves_one_goes_on(where: Callable[[str], str], one: int, other:
     assert set(newest.ids) <= first or set(newest.ids) <= second, "both halves go on"
     for worker in workers.values():
         assert worker.meeting.newest() == newest, "who looks finds whether it is out"
-        worker.meeting.close()
+        assert worker._empty.names() == [], "something was begun at a place that has lost the job"
+        worker.close()
+
+
+@pytest.mark.parametrize("begun_anew", [False, True])
+def test_a_job_that_its_place_has_lost_is_not_begun_again(
+    where: Callable[[str], str], begun_anew: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = f"lost-{begun_anew}"
+    meeting, empty = Meeting(where(job)), open_place(where(f"{job}-emptied"))
+    with contextlib.suppress(StorageError):  # `laconic meet` lets nobody do it from afar
+        meeting.change_list("aa", "ann")
+    assert meeting.publish(_view(1, 4))
+    assert meeting.publish(_view(2, 4, 5))
+    listed = meeting.admitted()
+    if begun_anew:  # by a worker that has never been in the job
+        for number in (1, 2, 3):
+            empty.create(f"view-{number:08d}.json", _view(number, 9).to_json())
+        empty.create("finished.json", "{}")
+    names, full, meeting._place = sorted(empty.names()), meeting._place, empty
+    alone = SimpleNamespace(meeting=meeting, id=6, address="127.0.0.1:6:00")
+    for attempt in (
+        meeting.number,
+        meeting.newest,
+        lambda: meeting.publish(_view(3, 4)),
+        lambda: meeting.write_status(4, {}),
+        lambda: found(alone, "a job", 0.0),  # type: ignore[arg-type]
+        *((lambda: meeting.newest(2), lambda: meeting.finished) if begun_anew else ()),
+    ):
+        with pytest.raises(StorageError, match=r"has lost the job: view 2 of it .* steps go on.*: mount its folder"):
+            attempt()
+    meeting.read_list()
+    assert meeting.admitted() == listed, "who may come is not forgotten with it"
+    assert sorted(empty.names()) == names
+    meeting._place = full
+    assert meeting.newest() == _view(2, 4, 5)
+    assert meeting.publish(_view(3, 4))
+    assert [record.message.split(" has ")[1][:8] for record in caplog.records] == ["lost the", "view 2 o"]
+    meeting.close()
+    empty.close()
+
+
+def test_members_wait_for_a_place_that_has_lost_their_job(
+    where: Callable[[str], str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps go on; a change of members is made when the place is back, and nothing is begun at the empty one."""
+    for module in ("meeting", "job"):
+        monkeypatch.setattr(f"laconic.consistency.elastic.{module}.STATUS_S", 0.1)
+    jobs: list[Any] = []
+    options = {"data": laconic.Samples(256, 32, 100_000), "silence_s": 3.0, "prepare": jobs.append}
+    workers = [Trainer(where("back"), workers=3, **options) for _ in range(3)]
+    until(lambda: len(jobs) == 3 and all(worker.calls > 5 or worker.error for worker in workers))
+    full = {job._meeting: job._meeting._place for job in jobs}
+    for meeting in full:
+        meeting._place = open_place(where("back-emptied"))
+    until(lambda: "has lost the job" in caplog.text)
+    made = workers[0].calls
+    until(lambda: workers[0].calls > made + 10 or workers[0].error)
+    workers[2].leave_after = workers[2].calls + 20
+    workers[2].ended()
+    made = workers[0].calls
+    workers[0].join(1.0)
+    assert not workers[0].error
+    assert workers[0].calls <= made + 1, "no step without a view"
+    empty = open_place(where("back-emptied"))
+    assert empty.names() == []
+    for meeting, place in full.items():
+        meeting._place, empty_too = place, meeting._place
+        empty_too.close()
+    until(lambda: workers[0].calls > made + 10 or workers[0].error)
+    for worker in workers[:2]:
+        worker.leave_after = worker.calls + 20
+        worker.ended()
+    assert_alike(workers[:2])
+    assert "of the job again" in caplog.text
+    for place in (empty, *full.values()):
+        place.close()
 
 
 def test_a_view_whose_answer_was_lost_is_the_workers_own(where: Callable[[str], str]) -> None:

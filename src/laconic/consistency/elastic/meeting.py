@@ -12,13 +12,15 @@ that all workers reach; it is the only thing that has to survive every worker. I
     finished.json          the training is over
 
 Invariant: view n is written once. So of two workers that believe the other dead only one gets view n+1, and the other
-finds that it is out: a zombie cannot form a group of its own.
+finds that it is out: a zombie cannot form a group of its own. A place without the view that a worker has last seen
+there, such as an unmounted share or an etcd that was emptied, has lost the job: to that worker it is away.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import re
 import threading
 import time
@@ -37,6 +39,7 @@ from laconic.transports.zeromq_keys import new_key
 READ_S = 0.25  # how often a thread looks for views at a place that is far away
 LIST_S = 0.5  # how often the list of who may come is read, where that is quick
 STATUS_S = 2.0  # how often a worker says how far it is
+_log = logging.getLogger("laconic.consistency")
 _ID = re.compile(r"id-(\d{8})")
 _VIEW = re.compile(r"view-(\d{8})\.json")
 
@@ -93,12 +96,33 @@ class Meeting:
     def __init__(self, where: str | Path) -> None:
         self._place = open_place(where)
         self.where = self._place.where
+        self._last: View | None = None  # the newest that was read or written there, not what members have told
+        self._has_lost = False
         self._reader: _Background | None = None
         self._listed: frozenset[str] | None = None
         self._listed_at = 0.0
 
+    def check(self) -> None:
+        """Raise StorageError if the place has lost the job; log when that begins, and when it is over."""
+        last = self._last
+        if last is None:
+            return
+        text, had_lost = self._place.read(_view_name(last.number)), self._has_lost
+        with contextlib.suppress(PayloadError):  # a damaged view is not a lost one
+            self._has_lost = text is None or View.parse(text) != last
+        if self._has_lost:
+            what = f"the meeting place {self.where} has lost the job: view {last.number} of it is not there"
+            cure = "mount its folder, or bring back the files of `laconic meet` or the keys of etcd"
+            error = StorageError(f"{what}; steps go on, and a change of members waits until it is back: {cure}")
+            if not had_lost:
+                _log.warning("%s", error)
+            raise error
+        if had_lost:
+            _log.warning("the meeting place %s has view %d of the job again", self.where, last.number)
+
     def number(self) -> int:
         """A number that no other worker of this job has or had."""
+        self.check()
         candidate = self._highest("id-", _ID) + 1
         while not self._create(f"id-{candidate:08d}", ""):
             candidate += 1
@@ -106,9 +130,14 @@ class Meeting:
 
     def publish(self, view: View) -> bool:
         """Make a view the valid one; False when another of its number is there already."""
+        self.check()
         name, text = _view_name(view.number), view.to_json()
         # Where the answer to an earlier try was lost, the view that is there is this one.
-        return self._create(name, text) or self._place.read(name) == text.encode()
+        is_ours = self._create(name, text) or self._place.read(name) == text.encode()
+        self.check()  # it may have been emptied in between
+        if is_ours:
+            self._last = view
+        return is_ours
 
     def newest(self, known: int = 0) -> View | None:
         """The newest view above number `known`; None where there is none."""
@@ -116,11 +145,15 @@ class Meeting:
         while (later := self._place.read(_view_name(number + 1))) is not None:
             number, text = number + 1, later
         if text is None:
+            if not known:
+                self.check()
             return None
+        self.check()
         try:
-            return View.parse(text)
+            self._last = view = View.parse(text)
         except PayloadError as error:
             raise PayloadError(f"{_view_name(number)} in {self.where} is {error}") from error
+        return view
 
     def seen(self, known: int) -> View | None:
         """As `newest`, without waiting: for a remote place, return what a thread read a moment ago."""
@@ -165,6 +198,8 @@ class Meeting:
         """Read the list anew; what cannot be read stays as it was, but at the first time raises StorageError."""
         try:
             text = self._place.read(LIST)
+            if text is None and self._listed is not None:
+                self.check()  # a list that is lost with the job still counts
         except StorageError:
             if self._listed_at == 0.0:
                 raise
@@ -190,7 +225,10 @@ class Meeting:
     @property
     def finished(self) -> bool:
         """Whether the training is over."""
-        return self._place.read("finished.json") is not None
+        if self._place.read("finished.json") is None:
+            return False
+        self.check()  # it may be another job's
+        return True
 
     def record(self, events: Iterable[dict[str, Any]]) -> None:
         """Append events, one JSON object a line; a warning when they cannot be written."""
@@ -230,7 +268,8 @@ class Meeting:
         return self._reader
 
     def write_status(self, worker: int, status: dict[str, Any]) -> None:
-        """Write the status that `report` was given."""
+        """Write the status that `report` was given; a place that has lost the job is noticed by this."""
+        self.check()
         self._place.replace(_status_name(worker), seal({**status, "at": time.time()}) + "\n")
 
     @property
