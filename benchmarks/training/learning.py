@@ -6,15 +6,19 @@
 Two ranks on loopback train the same samples in the same order by every way; losses by samples do not depend on the
 link, so nothing is emulated, and times mean nothing on a busy machine but for the share of a step that measuring takes.
 The way `against` has the budget of `noise`, and spends it where an error weighs the most. Rates of the optimisers are
-searched for, all alike: each of RATES times its own, on the first seed, by the validation loss.
+searched for, all alike: each of RATES times its own, on the first seed, by the validation loss; further seeds have the
+best. What matters the most is trained first: codecs before optimisers, the first seed of all before the next, so that
+a record that was cut short has something of everything. The table has AIMS beside what was reached so far.
 """
 
 from __future__ import annotations
 
 import functools
 import json as texts
+import math
 import statistics
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -36,9 +40,9 @@ from laconic_lab.bench.turns import host
 from laconic_lab.environment import environment
 
 WORKS = {"shakespeare-gpt": 800, "cifar-convnet": 800, "shakespeare-lstm": 800, "mnist-mlp": 590}  # steps
-CODECS = ("none", "dynamic8", "int4", "int2", "onebit", "topk(0.01)", "noise(0.2)", "noise(0.5)", "against")
-OPTIMIZERS = {"onebit_adam": 1e-3, "demo": 1e-3, "dion": 1e-2, "muon": 1e-3, "adamw:dynamic8": 1e-3,
-              "adamw:topk(0.01)": 1e-3}  # fmt: skip
+CODECS = ("none", "noise(0.2)", "dynamic8", "int2", "onebit", "topk(0.01)", "int4", "against", "noise(0.5)")
+OPTIMIZERS = {"adam:none": 1e-3, "onebit_adam": 1e-3, "adamw:dynamic8": 1e-3, "adamw:topk(0.01)": 1e-3, "demo": 1e-3,
+              "dion": 1e-2, "muon": 1e-3}  # fmt: skip
 RATES = (0.3, 1.0, 3.0)
 RANKS = 2
 TIMEOUT_S = 6 * 3600.0
@@ -54,6 +58,24 @@ class Training:
     seed: int
     steps: int
     rate: float = 1.0
+
+
+@dataclass(frozen=True)
+class Aim:
+    """What a way must reach: at most so many times the loss of `base`, by at least so many times fewer bytes.
+
+    Attributes:
+        frozen: bytes after the first fifth of the steps, when one-bit optimisers have frozen, are what counts.
+    """
+
+    base: str
+    loss: float
+    fewer: float
+    frozen: bool = False
+
+
+AIMS = {(work, "noise(0.2)"): Aim("none", 1.005, 20.0 if work == "shakespeare-gpt" else 12.0) for work in WORKS}
+AIMS["shakespeare-gpt", "onebit_adam"] = Aim("adam:none", 1.01, 20.0, frozen=True)
 
 
 class Against(NoiseCodec):
@@ -80,8 +102,10 @@ def run_rank(training: Training) -> dict[str, Any]:
         optimizer, job = _made(task, training, world)
         usual = [group["lr"] for group in optimizer.param_groups]
         begun = time.perf_counter()
-        before = world.transport.counters.total_sent_nbytes
+        before = warm = world.transport.counters.total_sent_nbytes
         for step in range(training.steps):
+            if step == _freeze_step(training):
+                warm = world.transport.counters.total_sent_nbytes
             epoch, place = divmod(step, task.steps_per_epoch(RANKS))
             task.begin_step(optimizer, epoch, place, world.rank, RANKS)
             if training.way in OPTIMIZERS:  # the work's plan, times the way's rate
@@ -98,11 +122,17 @@ def run_rank(training: Training) -> dict[str, Any]:
             noise = job.state.buckets.noise
             if noise is not None:
                 found |= {"noise_s": noise.spent_s, "chosen": noise.chosen, **noise.metrics()}
-        counted = world.transport.counters.total_sent_nbytes - before
-        found["sent_nbytes"] = dense if training.way == "none" else counted  # the engine's all-reduce is not counted
+        ended, late = world.transport.counters.total_sent_nbytes, 1 - _freeze_step(training) / training.steps
+        uncounted = training.way in ("none", "adam:none")  # the engine's all-reduce
+        found["sent_nbytes"] = dense if uncounted else ended - before
+        found |= {"late_dense_nbytes": late * dense, "late_sent_nbytes": late * dense if uncounted else ended - warm}
         found["loss"] = task.evaluate(task.model)["loss"]
         (optimizer if job is None else job).close()
         return found
+
+
+def _freeze_step(training: Training) -> int:
+    return max(1, training.steps // 5)
 
 
 def _made(task: Any, training: Training, world: laconic.World) -> tuple[Any, Any]:
@@ -110,12 +140,14 @@ def _made(task: Any, training: Training, world: laconic.World) -> tuple[Any, Any
     name, _, chosen = training.way.partition(":")
     parameters, lr = list(task.model.parameters()), OPTIMIZERS.get(training.way, 0.0) * training.rate
     own: dict[str, Any] = {
-        "onebit_adam": functools.partial(laconic.optim.OneBitAdam, freeze_step=max(1, training.steps // 5)),
+        "onebit_adam": functools.partial(laconic.optim.OneBitAdam, freeze_step=_freeze_step(training)),
         "demo": laconic.optim.DeMo, "dion": laconic.optim.Dion,
     }  # fmt: skip
     if name in own:
         return own[name](parameters, lr=lr, world=world), None
-    made: dict[str, Any] = {"muon": laconic.optim.Muon, "adamw": torch.optim.AdamW}
+    made: dict[str, Any] = {
+        "muon": laconic.optim.Muon, "adamw": torch.optim.AdamW, "adam": torch.optim.Adam,
+    }  # fmt: skip
     optimizer = made[name](_groups(task.model), lr=lr) if name in made else task.optimizer(parameters)
     spec = chosen or ("dynamic8" if name == "muon" else training.way)
     quality = {"noise": spec, "against": "noise"}.get(spec.partition("(")[0])
@@ -132,33 +164,71 @@ def _groups(model: nn.Module) -> list[dict[str, Any]]:
 
 
 def trainings(
-    works: list[str], ways: list[str], seeds: int, steps: int | None, rates: tuple[float, ...]
-) -> list[Training]:
-    """Every training to be done: of optimisers at each rate."""
-    found = []
-    for work in works:
-        length = steps or WORKS[work]
-        for way in ways:
-            tried = rates if way in OPTIMIZERS else (1.0,)
-            found += [Training(work, way, seed, length, rate) for seed in range(seeds) for rate in tried]
-    return found
+    works: list[str], ways: list[str], seeds: int, steps: int | None, rates: tuple[float, ...],
+    kept: list[dict[str, Any]],
+) -> Iterator[Training]:  # fmt: skip
+    """Every training to be done, what matters the most first; `kept` grows meanwhile by what has been done."""
+    for those in ([way for way in ways if way not in OPTIMIZERS], [way for way in ways if way in OPTIMIZERS]):
+        for seed in range(seeds):
+            for way in those:
+                for work in works:
+                    length = steps or WORKS[work]
+                    done = [each for each in kept if (each["work"], each["way"], each["steps"]) == (work, way, length)]
+                    tried = (1.0,) if way not in OPTIMIZERS else (best_rate(done),) if seed else rates
+                    yield from (Training(work, way, seed, length, rate) for rate in tried)
+
+
+def best_rate(kept: list[dict[str, Any]]) -> float:
+    """Of the trainings of a work by a way, the rate of the least loss with the first seed."""
+    first = [each for each in kept if each["seed"] == 0 and math.isfinite(each["loss"])]
+    return float(min(first, key=lambda each: float(each["loss"]))["rate"]) if first else 1.0
 
 
 def rows(kept: list[dict[str, Any]]) -> list[list[str]]:
     """A row a work and way, at its best rate by the first seed: loss, beside float32's, and bytes, as a factor."""
-    table = [["work", "way", "rate", "seeds", "loss", "of float32's", "fewer bytes"]]
+    table = [["work", "way", "rate", "seeds", "loss", "of float32's", "fewer bytes", "measuring", "aim", "reached"]]
     for work in dict.fromkeys(each["work"] for each in kept):
-        here = [each for each in kept if each["work"] == work]
-        exact = [each["loss"] for each in here if each["way"] == "none"]
-        for way in dict.fromkeys(each["way"] for each in here):
-            ours = [each for each in here if each["way"] == way]
-            rate = min((each for each in ours if each["seed"] == 0), key=lambda each: float(each["loss"]))["rate"]
-            at_rate = [each for each in ours if each["rate"] == rate]
-            loss = statistics.mean(each["loss"] for each in at_rate)
-            beside = f"{loss / statistics.mean(exact):.4f}" if exact else ""
-            fewer = sum(each["dense_nbytes"] for each in at_rate) / max(1, sum(each["sent_nbytes"] for each in at_rate))
-            table.append([work, way, f"{rate:g}", str(len(at_rate)), f"{loss:.4f}", beside, f"{fewer:.1f}"])
+        best = {}
+        for way in dict.fromkeys(each["way"] for each in kept if each["work"] == work):
+            ours = [each for each in kept if (each["work"], each["way"]) == (work, way)]
+            rate = best_rate(ours)
+            best[way] = [each for each in ours if each["rate"] == rate]
+        for way, ours in best.items():
+            seconds = sum(each["seconds"] for each in ours)
+            spent = [each["noise_s"] for each in ours if "noise_s" in each]
+            base = _loss_beside(ours, best.get("none", []))
+            table.append([
+                work, way, f"{ours[0]['rate']:g}", str(len(ours)),
+                f"{statistics.mean(each['loss'] for each in ours):.4f}", "" if base is None else f"{base:.4f}",
+                f"{_fewer(ours, ''):.1f}", f"{sum(spent) / seconds:.2%}" if spent else "",
+                *_beside_aim(AIMS.get((work, way)), ours, best),
+            ])  # fmt: skip
     return table
+
+
+def _beside_aim(aim: Aim | None, ours: list[dict[str, Any]], best: dict[str, list[dict[str, Any]]]) -> tuple[str, str]:
+    """An aim in words, and whether it was reached, as far as is known."""
+    if aim is None:
+        return "", ""
+    loss, fewer = _loss_beside(ours, best.get(aim.base, [])), _fewer(ours, "late_" if aim.frozen else "")
+    told = f"{aim.loss:g} of {aim.base}, {aim.fewer:g} times fewer{' after freezing' if aim.frozen else ''}"
+    if loss is None:
+        return told, f"{aim.base} is not there yet; {fewer:.1f}"
+    return told, f"{'yes' if loss <= aim.loss and fewer >= aim.fewer else 'no'}: {loss:.4f}, {fewer:.1f}"
+
+
+def _loss_beside(ours: list[dict[str, Any]], base: list[dict[str, Any]]) -> float | None:
+    """The mean loss beside that of `base`, over the seeds that both have."""
+    losses, others = ({each["seed"]: each["loss"] for each in some} for some in (ours, base))
+    seeds = sorted(losses.keys() & others.keys())
+    return statistics.mean(losses[s] for s in seeds) / statistics.mean(others[s] for s in seeds) if seeds else None
+
+
+def _fewer(ours: list[dict[str, Any]], which: str) -> float:
+    def total(name: str) -> float:
+        return sum(float(each.get(which + name, each[name])) for each in ours)
+
+    return total("dense_nbytes") / max(1.0, total("sent_nbytes"))
 
 
 def main(
@@ -176,21 +246,21 @@ def main(
         texts.loads(target.read_text()) if target is not None and target.exists() else {"trainings": []}
     )
     length, tried = steps or (60 if short else None), (1.0,) if short else RATES
-    asked = trainings(works.split(","), ways.split(";"), 1 if short else seeds, length, tried)
-    for training in asked:
-        known = [each for each in record["trainings"] if asdict(training).items() <= each.items()]
+    kept = record["trainings"]
+    for training in trainings(works.split(","), ways.split(";"), 1 if short else seeds, length, tried, kept):
+        known = [each for each in kept if asdict(training).items() <= each.items()]
         if known:
             continue
-        record["trainings"].append({**asdict(training), **train(training)})
+        kept.append({**asdict(training), **train(training)})
         record["environment"] = environment()
         if target is not None:
             files.replace(target, texts.dumps(record, indent=1) + "\n")
-        last = record["trainings"][-1]
+        last = kept[-1]
         typer.echo(f"{training}: loss {last['loss']:.4f}, {last['sent_nbytes']:,} B", err=True)
     if json:
         return echo_json(record)
-    heads, *body = rows(record["trainings"])
-    echo_table(heads, body, left=["way"])
+    heads, *body = rows(kept)
+    echo_table(heads, body, left=["way", "aim", "reached"])
 
 
 if __name__ == "__main__":
