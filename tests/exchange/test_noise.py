@@ -249,7 +249,9 @@ def test_a_resumed_training_has_the_same_bits(kept_at: int) -> None:
         whole, first = _model(), _model()
         optimizer, job = begun(transport, whole)
         _train(whole, optimizer, range(ended), transport.rank)
-        chosen, numbers = job.state.buckets.noise.chosen, job.state.buckets.noise.layers
+        noise = job.state.buckets.noise
+        chosen, numbers, reviews = noise.chosen, noise.layers, noise.reviews
+        assert [review.step for review in reviews] == [REVIEWED]
         wanted = _flat(whole)
         job.close()
         optimizer, job = begun(transport, first)
@@ -261,6 +263,7 @@ def test_a_resumed_training_has_the_same_bits(kept_at: int) -> None:
         _train(first, optimizer, range(kept_at, ended), transport.rank)
         assert job.state.buckets.noise.layers == numbers
         assert job.state.buckets.noise.chosen == chosen
+        assert job.state.buckets.noise.reviews == reviews
         assert torch.equal(_flat(first), wanted)
         job.close()
 

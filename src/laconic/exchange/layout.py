@@ -221,6 +221,11 @@ class Parameters:
         """The names of the parameters in the bucket of this number."""
         return [entry.name for entry in self._infos[index][1].entries] if index in self._infos else []
 
+    def bucket_of(self, name: str) -> int:
+        """The number of the bucket that a parameter is in; 0 where it has not been sent yet."""
+        found = (i for i, (_, info) in self._infos.items() if any(entry.name == name for entry in info.entries))
+        return next(found, 0)
+
     def note_last(self, index: int) -> None:
         """Note the number of DDP's last bucket of a step."""
         self._count = index + 1

@@ -100,6 +100,41 @@ class LayerNoise:
         return tuple(found)
 
 
+@dataclass(frozen=True)
+class Review:
+    """What a review found of all layers together: squared norms as in LayerNoise, of running means.
+
+    Attributes:
+        step: that the review came before.
+        error: of one worker, a step, by the codecs that are taken from then on.
+        share: the error of the workers' mean beside the noise of that mean, over all values.
+        nbytes: the payloads of a step, with what float32 would be, `dense_nbytes`.
+    """
+
+    step: int
+    square: float
+    signal: float
+    noise: float
+    error: float
+    share: float
+    nbytes: int
+    dense_nbytes: int
+
+
+@dataclass(frozen=True)
+class ChosenLayer:
+    """A bucket, about a layer, as it was last reviewed, and its codec."""
+
+    bucket: int
+    label: str
+    numel: int
+    signal: float
+    noise: float
+    error: float
+    codec: str
+    nbytes: int
+
+
 def signal_and_noise(square: float, mean_square: float, workers: int) -> tuple[float, float]:
     """|G|² and tr(Σ), unbiased, from the mean of P workers' |gᵢ|² and from |mean gᵢ|²; either may be below 0.
 
@@ -207,6 +242,7 @@ class NoiseCodec(CodecChoice):
     Attributes:
         layers: what was measured, by bucket.
         chosen: the candidate of each bucket, by its spec.
+        reviews: all of them, from the first.
         noise_scale: tr(Σ)/|G|² over all layers: the batch, in batches of one worker, whose noise is as large as the
             signal.
         share: of the noise, that errors have by the present choice.
@@ -225,6 +261,7 @@ class NoiseCodec(CodecChoice):
         self.budget, self._feedback = float(budget), feedback
         self.layers: dict[int, LayerNoise] = {}
         self.chosen: dict[int, str] = {}
+        self.reviews: list[Review] = []
         self.noise_scale = self.share = math.nan
         self.spent_s = 0.0
         self.verdict = f"{WARM} until the first steps are measured"
@@ -366,8 +403,11 @@ class NoiseCodec(CodecChoice):
             ]
         self.chosen = {b: CANDIDATES[i] for b, i in zip(buckets, now, strict=True)}
         self.share = spent(now)
-        signal, noise = (sum(getattr(layer, name) for layer in layers) for name in ("signal", "noise"))
+        names = ("square", "signal", "noise")
+        square, signal, noise = (sum(getattr(layer, name) for layer in layers) for name in names)
         self.noise_scale = noise / signal if signal > 0 else math.inf
+        error = sum(layer.errors[i] for layer, i in zip(layers, now, strict=True))
+        self.reviews.append(Review(step, square, signal, noise, error, self.share, sent(now), 4 * total))
         why = "; residuals have grown, so half of it" if grown else ""
         self.verdict = f"reviewed at step {step}: errors are {self.share:.2g} of the noise, {budget:g} allowed{why}"
         _log.info("codec auto, quality noise: %s", self.verdict)
@@ -380,18 +420,28 @@ class NoiseCodec(CodecChoice):
             return {}
         return {"noise_scale": self.noise_scale, "error_of_noise": self.share}
 
+    def by_layer(self) -> list[ChosenLayer]:
+        """What was measured and chosen last, of every bucket."""
+        found = []
+        for b, layer in sorted(self.layers.items()):
+            spec = self.chosen.get(b, WARM)
+            error, nbytes = layer.errors[CANDIDATES.index(spec)], codec(spec).max_nbytes(layer.numel)
+            label = _short(layer.label)
+            found.append(ChosenLayer(b, label, layer.numel, layer.signal, layer.noise, error, spec, nbytes))
+        return found
+
     def table(self) -> str:
         """Signal, noise, error, codec and bytes, a row a bucket."""
         head = f"codec auto, quality noise({self.budget:g}): {self.verdict}"
         if not self.layers:
             return head
         rows = [["bucket", "values", "signal", "noise", "error", "codec", "payload, B", "of fp32", "parameters"]]
-        for b, layer in sorted(self.layers.items()):
-            spec = self.chosen.get(b, WARM)
-            error, nbytes = layer.errors[CANDIDATES.index(spec)], codec(spec).max_nbytes(layer.numel)
-            figures = [f"{value:.2e}" for value in (layer.signal, layer.noise, error)]
-            share = f"{nbytes / (4 * layer.numel):.1%}"
-            rows.append([str(b), str(layer.numel), *figures, spec, str(nbytes), share, _short(layer.label)])
+        for each in self.by_layer():
+            figures = [f"{value:.2e}" for value in (each.signal, each.noise, each.error)]
+            share = f"{each.nbytes / (4 * each.numel):.1%}"
+            rows.append(
+                [str(each.bucket), str(each.numel), *figures, each.codec, str(each.nbytes), share, each.label]
+            )
         legend = "squared norms: of the gradient without noise, of one worker's noise, of a worker's error a step"
         return "\n".join([head, *aligned(rows, left=(5, 8)), legend])
 
@@ -405,6 +455,7 @@ class NoiseCodec(CodecChoice):
             "layers": {str(b): {**asdict(layer), "errors": list(layer.errors)} for b, layer in self.layers.items()},
             "chosen": {str(b): spec for b, spec in self.chosen.items()},
             "plans": plans,
+            "reviews": {str(review.step): asdict(review) for review in self.reviews},
             "kept": {str(b): torch.stack(rows) for b, rows in self._kept.items()},
             "samples": {str(b): vars(self._samples[b]) for b in self._kept},
             "numbers": {"scale": self.noise_scale, "share": self.share, "residual": self._residual},
@@ -417,6 +468,7 @@ class NoiseCodec(CodecChoice):
             "layers": {},
             "chosen": {},
             "plans": {},
+            "reviews": {},
             "kept": {},
             "samples": {},
             "numbers": dict.fromkeys(("scale", "share", "residual"), 0.0),
@@ -438,6 +490,7 @@ class NoiseCodec(CodecChoice):
         self._plans = [
             (int(first), {int(b): by_name[spec] for b, spec in plan.items()}) for first, plan in state["plans"].items()
         ]
+        self.reviews = [Review(**review) for review in state["reviews"].values()]
         self._kept = {int(b): list(rows.clone()) for b, rows in state["kept"].items()}
         self._samples, self._infos = {int(b): Sample(**sample) for b, sample in state["samples"].items()}, {}
         numbers = state["numbers"]

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from laconic.errors import PayloadError, RecordError
+from laconic.exchange.noise import ChosenLayer, Review
 from laconic.storage.files import replace
 from laconic.storage.json_text import seal, unseal
 from laconic.storage.typed_json import from_plain, to_plain
@@ -130,6 +131,15 @@ class LayerRecord:
 
 
 @dataclass(frozen=True)
+class NoiseRecord:
+    """What quality "noise" measured and chose, over steps, and layer by layer at the end."""
+
+    budget: float
+    reviews: list[Review]
+    layers: list[ChosenLayer]
+
+
+@dataclass(frozen=True)
 class TimeSpan:
     """A part of two steps in a row on one lane of their timeline: the training's, or that of a bucket's layers."""
 
@@ -175,6 +185,7 @@ class TrialRecord:
     breakdown: Breakdown | None = None
     curve: list[Point] = field(default_factory=list)
     layers: list[LayerRecord] = field(default_factory=list)
+    noise: NoiseRecord | None = None
     events: list[Event] = field(default_factory=list)
     timeline: list[TimeSpan] = field(default_factory=list)
     weights_sha256: str | None = None

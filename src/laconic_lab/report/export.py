@@ -22,7 +22,7 @@ from laconic_lab.records.summary import results, summarise
 from laconic_lab.report.canvas import PAPER, WIDE
 from laconic_lab.report.figures import figures
 
-_LONG = ("step_seconds", "curve", "layers", "events", "timeline", "breakdown")
+_LONG = ("step_seconds", "curve", "layers", "noise", "events", "timeline", "breakdown")
 
 
 def write_csv(record: Record, folder: str | os.PathLike[str]) -> list[Path]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from laconic import words
 from laconic.statistics import median
-from laconic_lab.records.record import Point, Record
+from laconic_lab.records.record import NoiseRecord, Point, Record
 from laconic_lab.records.summary import SummaryRow, wire_bound
 from laconic_lab.report import bars, charts
 from laconic_lab.report.canvas import NARROW, WIDE, Canvas, Size
@@ -25,13 +25,19 @@ from laconic_lab.report.style import PARTS
 
 @dataclass(frozen=True)
 class Figure:
-    """A chart: its file's name, its heading, how it is drawn, what to know when reading it, and the events on it."""
+    """A chart: its file's name, its heading, how it is drawn, what to know when reading it, and the events on it.
+
+    Attributes:
+        table: the figures behind it, titles first, under the heading `told`.
+    """
 
     name: str
     title: str
     draw: Callable[[Size], Canvas]
     caption: str
     events: list[str] = field(default_factory=list)
+    table: list[list[str]] = field(default_factory=list)
+    told: str = "In figures"
 
     @property
     def wide(self) -> str:
@@ -47,7 +53,7 @@ class Figure:
 def figures(record: Record, rows: Sequence[SummaryRow]) -> list[Figure]:
     """Every chart the record has data for."""
     made = (time_to_accuracy(record, rows), accuracy_by_bytes(record, rows), breakdown(record, rows), spread(rows))
-    return [*(figure for figure in made if figure is not None), *timelines(rows)]
+    return [*(figure for figure in made if figure is not None), *noises(rows), *timelines(rows)]
 
 
 def time_to_accuracy(record: Record, rows: Sequence[SummaryRow]) -> Figure | None:
@@ -132,7 +138,9 @@ def breakdown(record: Record, rows: Sequence[SummaryRow]) -> Figure | None:
     if any(stack.limit is not None for stack in stacks):
         rate = words.link(record.link.spec or "")
         caption += f" The tick is the time that the bytes need at {rate}; no step can be shorter."
-    return Figure("step-time", title, partial(bars.stacked, stacks, title=title), caption)
+    cells = [[stack.label, *(words.seconds(stack.seconds[part]) for part in PARTS)] for stack in stacks]
+    draw = partial(bars.stacked, stacks, title=title)
+    return Figure("step-time", title, draw, caption, table=[["configuration", *PARTS], *cells])
 
 
 def spread(rows: Sequence[SummaryRow]) -> Figure | None:
@@ -148,6 +156,62 @@ def spread(rows: Sequence[SummaryRow]) -> Figure | None:
     title = "How the steps' times are spread"
     caption = "All steps of all seeds: bar 25 to 75 %, line 5 to 95 %, dot 99 %; tick and figure as in the table."
     return Figure("step-spread", title, partial(bars.spreads, made, title=title), caption)
+
+
+def noises(rows: Sequence[SummaryRow]) -> list[Figure]:
+    """What quality "noise" found and chose over the steps, of each configuration that has it."""
+    found = []
+    for number, row in enumerate(rows):
+        kept = [trial.noise for trial in row.trials if trial.noise is not None]
+        if kept:
+            title = f"Noise and error of {row.configuration.name}"
+            every = [_shares(trial) for trial in kept]
+            series = [
+                Series(label, style, _middle(lines), lines if len(lines) > 1 else [])
+                for style, label in enumerate(every[0]) if (lines := [each[label] for each in every])
+            ]  # fmt: skip
+            allowed = Target(kept[0].budget, f"error allowed: {words.percent(kept[0].budget)} of the noise")
+            axes = ChartAxis("step", "linear"), ChartAxis("share (%, logarithmic)", "log", _in_percent)
+            draw = partial(charts.curves, series, *axes, title=title, target=allowed)
+            caption = (
+                "Reviews of codec auto, quality noise, over all layers: running means. The error is that of the "
+                "workers' mean, beside the noise of that mean. A share of 0 or less has no place."
+            )
+            if len(kept) > 1:
+                caption += " Thick: medians over the seeds. The layers are the first seed's."
+            table = _by_layer(kept[0])
+            found.append(Figure(f"noise-{number}", title, draw, caption, [], table, "By layer, at the end"))
+    return found
+
+
+def _shares(noise: NoiseRecord) -> dict[str, list[Pair]]:
+    """The lines of one training, by label."""
+    found: dict[str, list[Pair]] = {}
+    for each in noise.reviews:
+        square = each.square if each.square > 0 else math.nan
+        shares = {
+            "signal, of a worker's squared gradient": each.signal / square, "noise, of the same": each.noise / square,
+            "error, of the noise": each.share, "bytes, of float32's": each.nbytes / each.dense_nbytes,
+        }  # fmt: skip
+        for label, share in shares.items():
+            found.setdefault(label, []).append((each.step, share))
+    return found
+
+
+def _in_percent(value: float) -> str:
+    return f"{100 * value:.6g}"
+
+
+def _by_layer(noise: NoiseRecord) -> list[list[str]]:
+    """The last review, a row a bucket."""
+    return [
+        ["layer", "values", "signal", "noise", "error", "codec", "bytes", "of float32"],
+        *(
+            [each.label, f"{each.numel:,}", f"{each.signal:.2e}", f"{each.noise:.2e}", f"{each.error:.2e}", each.codec,
+             words.nbytes(each.nbytes), words.percent(each.nbytes / (4 * each.numel))]
+            for each in noise.layers
+        ),
+    ]  # fmt: skip
 
 
 def timelines(rows: Sequence[SummaryRow]) -> list[Figure]:

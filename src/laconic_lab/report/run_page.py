@@ -18,7 +18,6 @@ from laconic_lab.records.record import Claim, Finding, Interruption, Record, Tri
 from laconic_lab.records.summary import SummaryRow, main_claim, summarise
 from laconic_lab.report.canvas import swatch
 from laconic_lab.report.figures import figures
-from laconic_lab.report.style import PARTS
 from laconic_lab.report.templating import render
 
 LISTS = {
@@ -51,7 +50,7 @@ def page(record: Record, findings: Sequence[Finding]) -> str:
         fewest=min(steps, key=lambda found: found.count, default=None), took=partial(_took, record), odds=_odds,
         slower=lambda claim: 1 / claim.ratio if claim.ratio else math.inf, untrained=partial(_untrained, record),
         below=_below, less=_less, beside=partial(_beside, record), claims_of=_claims, signs=SIGNS,
-        step_parts=list(PARTS), breakdowns=_breakdowns(rows), layered=_layered(rows), trial_titles=TRIAL,
+        layered=_layered(rows), trial_titles=TRIAL,
         trial_cells=_trial, place=_place, lost=partial(_lost, record), lists=_lists(findings), kinds=KINDS,
         training=_training(record), machine=_machine(record),
         configurations={c.name: _configuration(vars(c)) for c in record.configurations},
@@ -123,14 +122,6 @@ def _beside(record: Record, claim: Claim) -> str:
 def _claims(row: SummaryRow) -> list[Claim]:
     """Its claims, the one to speak of first."""
     return sorted(row.claims.values(), key=lambda claim: claim is not main_claim(row))
-
-
-def _breakdowns(rows: Sequence[SummaryRow]) -> list[list[str]]:
-    """The figures behind the bars: seconds of each part of a step."""
-    return [
-        [row.configuration.name, *(words.seconds(getattr(row.breakdown, f"{part}_s")) for part in PARTS)]
-        for row in rows if row.breakdown is not None
-    ]  # fmt: skip
 
 
 def _layered(rows: Sequence[SummaryRow]) -> list[dict[str, Any]]:

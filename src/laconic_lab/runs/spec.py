@@ -9,6 +9,7 @@
     divide:qsgd(4)/fp16@fc1=dense(output); fc2=dense(input)
     elastic:dynamic8               laconic.elastic; for `laconic train`
     distribute:dynamic8,feedback=false,algorithm=ring    the same with options of the door
+    compress:auto,quality=noise(0.1)                     the codecs that mind the loss
     compress:topk(0.01),warm_up=20                       20 steps each with 25 %, 6.25 % and 1.6 % of the values first
 
 A bare codec, `dynamic8`, means `compress:dynamic8`, since the exchange then overlaps with backward. With a mode, or on
@@ -159,6 +160,7 @@ class PreparedRun:
 
 SINGLE, PIPELINE = "single", "pipeline"
 _OPTION = re.compile(r"\w+\s*=")
+_SPEC_VALUE = re.compile(r"^(\s*\w+\s*=\s*)([A-Za-z]\w*\(.*\))\s*$")  # a value that is a spec: noise(0.1)
 _NAME = re.compile(r"(?:([a-z]+):)?([^@:]+)(?:@(.+))?")
 
 
@@ -212,6 +214,7 @@ def configuration(name: str, workers: int, algorithm: str = "auto", engine: str 
 def _options(name: str) -> tuple[str, dict[str, Any]]:
     """A configuration's name and the options after it."""
     base, *parts = pieces(name)
+    parts = [_SPEC_VALUE.sub(r"\1'\2'", part) for part in parts]
     _, arguments = split_spec("configuration", f"options({','.join(parts)})")
     if strange := [value for key, value in arguments if key is None]:
         raise BadInput(f"'{name}': an option is written as name=value, got '{strange[0]}'")

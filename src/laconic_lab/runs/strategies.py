@@ -26,7 +26,7 @@ from laconic.exchange.job import BucketRecord
 from laconic.exchange.options import Options, sparsity_warm_up
 from laconic.exchange.state import CompressionState
 from laconic.transports.world import World
-from laconic_lab.records.record import Configuration
+from laconic_lab.records.record import Configuration, NoiseRecord
 from laconic_lab.runs.divided import divided_trainee
 from laconic_lab.runs.trainee import Parts, Times, Trainee, coded_nbytes, wire_factor
 
@@ -145,14 +145,21 @@ def payload_of(
     for form in state.layers:  # of matrix codecs, which know what each parameter becomes
         if form.name == name:
             return form.form, float(form.sent_nbytes)
-    codec, nbytes = "none", 4.0 * parameter.numel()
-    used = state.buckets.choice.codec_for(0, state.step) if state.auto is None else None
-    if not state.buckets.parameters.exempt.covers(name, parameter):
+    codec, nbytes, buckets = "none", 4.0 * parameter.numel(), state.buckets
+    used = buckets.choice.codec_for(buckets.parameters.bucket_of(name), state.step) if state.auto is None else None
+    if not buckets.parameters.exempt.covers(name, parameter):
         if used is None:
             codec = chosen.codec
         elif used.kind != "matrix" and not used.exact:
-            codec, nbytes = chosen.codec, coded_nbytes(used, parameter.numel())
+            codec = chosen.codec if buckets.noise is None else str(used)
+            nbytes = coded_nbytes(used, parameter.numel())
     return codec, nbytes * wire_factor(chosen.workers)
+
+
+def noise_of(state: CompressionState) -> NoiseRecord | None:
+    """What quality "noise" found and chose, if that is the choice and it has been made."""
+    noise = state.buckets.noise
+    return NoiseRecord(noise.budget, noise.reviews, noise.by_layer()) if noise is not None and noise.reviews else None
 
 
 class CompressTrainee(Trainee):
@@ -186,6 +193,9 @@ class CompressTrainee(Trainee):
 
     def layers_of(self, bucket: int) -> list[str]:
         return self._job.buckets.parameters.names_in(bucket)
+
+    def noise(self) -> NoiseRecord | None:
+        return noise_of(self._job)
 
     def state_dict(self) -> dict[str, Any]:
         return self._job.state_dict()
@@ -233,6 +243,9 @@ class DistributeTrainee(Trainee):
 
     def staleness(self) -> list[int]:
         return [record.staleness for record in self._job.records if record.staleness is not None]
+
+    def noise(self) -> NoiseRecord | None:
+        return None if self._exchange is None else noise_of(self._exchange)
 
     def catch_up(self) -> None:
         if isinstance(self._job, SyncAgreement):

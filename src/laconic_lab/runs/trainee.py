@@ -19,7 +19,7 @@ from laconic.codecs import Codec
 from laconic.exchange.job import BucketRecord
 from laconic.transports.world import World
 from laconic.workloads.workload import Batch, Task
-from laconic_lab.records.record import Configuration, LayerRecord, TimeSpan
+from laconic_lab.records.record import Configuration, LayerRecord, NoiseRecord, TimeSpan
 
 KEPT = 512  # exchanges, for a timeline
 
@@ -101,6 +101,10 @@ class Trainee(ABC):
     def staleness(self) -> list[int]:
         """Of the steps so far; empty where it is not measured."""
         return []
+
+    def noise(self) -> NoiseRecord | None:
+        """What quality "noise" found, where it chooses."""
+        return None
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint must hold beside module and optimiser."""

@@ -202,6 +202,7 @@ class RankTraining(ABC):
             counted=counted,
             timeline=self.trainee.spans() or self.timeline.spans(),
             staleness=None if scalars[:, 1].isnan().any() else (float(scalars[:, 1].mean()), int(scalars[:, 2].max())),
+            noise=self.trainee.noise(),
         )
         return Ended(self.step, assemble(self.trial.configuration, self.trial.seed, self.trial.order, figures, outcome))
 

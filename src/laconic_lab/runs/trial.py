@@ -15,7 +15,15 @@ from numpy.typing import NDArray
 
 from laconic import statistics
 from laconic.consistency import build as build_mode
-from laconic_lab.records.record import Breakdown, Configuration, LayerRecord, Point, TimeSpan, TrialRecord
+from laconic_lab.records.record import (
+    Breakdown,
+    Configuration,
+    LayerRecord,
+    NoiseRecord,
+    Point,
+    TimeSpan,
+    TrialRecord,
+)
 from laconic_lab.runs.trainee import wire_factor
 
 Array = NDArray[np.float64]
@@ -65,6 +73,7 @@ class TrialOutcome:
         counted: whether the bytes in the figures were counted; without, the layers' stand.
         timeline: the last two steps of rank 0 on the clock.
         staleness: mean and most over all steps, where it was measured.
+        noise: what quality "noise" found, where it chose.
     """
 
     loading_s: float
@@ -77,6 +86,7 @@ class TrialOutcome:
     counted: bool = True
     timeline: Sequence[TimeSpan] = ()
     staleness: tuple[float, int] | None = None
+    noise: NoiseRecord | None = None
 
 
 def assemble(
@@ -116,6 +126,7 @@ def assemble(
         breakdown=breakdown,
         curve=curve,
         layers=outcome.layers,
+        noise=outcome.noise,
         timeline=list(outcome.timeline),
         weights_sha256=outcome.weights_sha256,
         replicas_identical=outcome.replicas_identical,

@@ -20,11 +20,12 @@ import pytest
 from laconic import words
 from laconic.cli import main
 from laconic.errors import MissingExtra
+from laconic.exchange.noise import ChosenLayer, Review
 from laconic_lab.commands.compare import table as terminal_table
 from laconic_lab.commands.compare import unsteady
 from laconic_lab.lint import lint
 from laconic_lab.records import metrics
-from laconic_lab.records.record import Breakdown, Event, Record, TimeSpan
+from laconic_lab.records.record import Breakdown, Event, NoiseRecord, Record, TimeSpan
 from laconic_lab.records.summary import make_claims, summarise
 from laconic_lab.report import export, write_report
 from laconic_lab.report.canvas import MARGIN, NARROW, WIDE
@@ -129,11 +130,26 @@ def _big_model(record: Record) -> None:
     _trials(record, layers=layers)
 
 
+def _noise(record: Record) -> None:
+    """The codec that minds the loss: the second layer's noise has gone at the last review, of all layers the signal."""
+    reviews = [
+        Review(12, 5.0, 2.0, 3.0, 0.2, 0.15, 150, 4000),
+        Review(40, 5.0, 1.0, 4.0, 0.1, 0.1, 250, 4000),
+        Review(72, 4.0, -0.5, 4.5, 0.1, math.inf, 250, 4000),
+    ]
+    layers = [
+        ChosenLayer(0, "0.weight", 900, 1.0, 3.0, 0.1, "int2", 240),
+        ChosenLayer(1, "<b>", 100, 0.5, 0.0, 0.0, "none", 400),
+    ]
+    _trials(record, noise=NoiseRecord(0.2, reviews, layers))
+
+
 CASES: dict[str, Callable[[Record], None]] = {
     "honest": lambda record: None, "empty": _empty, "no claims": _no_claims, "loss": _loss, "bits": _bits,
     "diverged": _diverged,
     "perfect": _perfect, "one evaluation": _short, "failed trial": _failed, "nothing measured": _nothing_measured,
     "many configurations": _many, "many layers": _big_model,
+    "noise": _noise,
 }  # fmt: skip
 
 
@@ -146,6 +162,24 @@ def test_any_record_gives_a_well_formed_page(case: str, seeds: int, tmp_path: Pa
     _check(text)
     for configuration in record.configurations:
         assert escape(configuration.name) in text
+
+
+def test_noise_error_and_bytes_are_drawn_over_the_reviews_with_the_layers_at_the_end(tmp_path: Path):
+    record = compare_record(2)
+    assert "noise-0" not in _html(record, tmp_path)
+    _noise(record)
+    record = Record.load(record.save(tmp_path))
+    (chart, *_) = [each for each in figures(record, summarise(record)) if each.name.startswith("noise-")]
+    assert chart.title == "Noise and error of ddp"
+    for text in ("error, of the noise: 15 at 12", "bytes, of float32&#39;s: 6.25 at 72", "error allowed: 20.0"):
+        assert text in chart.wide.replace("'", "&#39;").replace("\N{NARROW NO-BREAK SPACE}", " "), text
+    assert "signal, of a worker's squared gradient: 20 at 40" in chart.wide
+    assert "squared gradient: -" not in chart.wide  # below 0: no place on a logarithm
+    assert [row[0] for row in chart.table] == ["layer", "0.weight", "<b>"]
+    assert chart.table[1][5:] == ["int2", "240\N{NARROW NO-BREAK SPACE}B", "6.7\N{NARROW NO-BREAK SPACE}%"]
+    text = _html(record, tmp_path)
+    assert "By layer, at the end" in text
+    assert "&lt;b&gt;" in text
 
 
 def test_the_first_screen_says_what_fails(tmp_path: Path):

@@ -93,6 +93,21 @@ def test_a_trial_says_what_happened(uninterrupted: TrialRecord) -> None:
         assert trial.seconds_to_target in [point.seconds for point in trial.curve]
 
 
+@pytest.mark.processes
+def test_the_record_has_what_quality_noise_measured_and_chose() -> None:
+    trial = _trained("auto,quality=noise(0.5)")
+    assert trial.noise is not None
+    assert [review.step for review in trial.noise.reviews] == [12, 40]
+    assert trial.noise.budget == 0.5
+    assert all(0 < each.share <= 0.5 and each.nbytes < each.dense_nbytes for each in trial.noise.reviews)
+    chosen = {layer.label: layer.codec for layer in trial.noise.layers}
+    assert set(chosen.values()) != {"dynamic8"}
+    sent = {layer.name: layer.codec for layer in trial.layers}
+    assert all(sent[label.split(" and ")[0]] == codec for label, codec in chosen.items())
+    assert sum(layer.nbytes for layer in trial.noise.layers) == trial.noise.reviews[-1].nbytes
+    assert _trained("dynamic8", epochs=1).noise is None
+
+
 def _begin(folder: Path) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "laconic", "train", "digits-mlp", "-n", "2", "--codec", CODEC, "--seed", "3"]
     command += ["--epochs", str(EPOCHS), "--runs", str(folder)]
@@ -227,6 +242,9 @@ def test_names_of_configurations() -> None:
     assert split(f"ddp, {nested}, dynamic8") == ["ddp", nested, "dynamic8"]
     assert configuration(nested, 2).options["division"] == "stages(('3', '5'), micro=8)"
     assert configuration("single", 4).workers == 1
+    minds = configuration("auto,quality=noise(0.1)", 4)
+    assert (minds.name, minds.options) == ("compress:auto,quality=noise(0.1)", {"quality": "noise(0.1)"})
+    assert configuration(minds.name, 4) == minds
     for name, algorithm, recorded in (
         ("elastic:none", "auto", "auto"), ("elastic:none", "ring", "ring"),
         ("elastic:none@robust(median)", "auto", "coordinator"),
