@@ -48,6 +48,7 @@ def njit(**options: Any) -> Callable[[F], F]:
 
 
 def _compiled(function: F, options: dict[str, Any]) -> F:
+    options = {"no_cfunc_wrapper": True, **options}  # nobody calls kernels from C, and wrappers take time to compile
     kernel: Any = numba.njit(**options)(function)
     if options.get("cache") and function.__closure__ is not None:
         kernel._cache = _ClosureCache(function)  # type: ignore[no-untyped-call]

@@ -27,6 +27,7 @@ from laconic.errors import BadInput
 from laconic.kernels import Array, njit
 
 TRITS = planes.TRITS
+_THREES = 3 ** np.arange(6, dtype=np.int64)  # to raise to a power in a kernel takes 0.3 s to compile
 MAX, L2, CLIPPED = 0, 1, 2  # a bucket's scale: max |x|, ‖x‖₂, or min(max |x|, clip·σ), σ² = Σx²/n
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 
@@ -140,7 +141,7 @@ def _chunk_stats(x: Array, v: Array, feedback: bool, norm: int, start: int, stop
 def _weight(place: int, places: int) -> Any:
     """What a code is multiplied by at a place of its word."""
     if places == planes.TRITS:
-        return np.uint32(3 ** (place % 5) << (8 * (place // 5)))
+        return np.uint32(_THREES[place % 5] << (8 * (place // 5)))
     return np.uint32(1 << (32 // places * place))
 
 
@@ -206,7 +207,7 @@ def _unpack(words: Array, scale: float, top: int, places: int, add: bool, out: A
             length = min(width, start + count - first)
             if places == planes.TRITS:
                 # Byte b holds Σ tₖ·3ᵏ: the digit tₖ is 3 × the fraction of b / 3^(k+1), here in 16-bit fixed point.
-                shift, third = np.uint32(8 * (place // 5)), np.uint32(65536 // 3 ** (place % 5 + 1) + 1)
+                shift, third = np.uint32(8 * (place // 5)), np.uint32(65536 // _THREES[place % 5 + 1] + 1)
                 for j in range(length):
                     i = np.uint64(first) + np.uint64(j)
                     byte = np.uint32((words[w + np.uint64(j)] >> (shift & np.uint32(31))) & np.uint32(255))
@@ -256,7 +257,7 @@ def _encode(
             scales[b] = _scale(most, squares, hi - lo, norm, clip)
         _pack(v, lo, hi, scales[b], top, places, key, words)
         if feedback:
-            _unpack(words, -scales[b], top, places, True, v, lo, hi)
+            _unpack(words, -scales[b], top, places, feedback, v, lo, hi)  # a literal would be a kernel of its own
     return bad
 
 

@@ -50,7 +50,7 @@ def absmax_bits(v: Array, lo: int, hi: int) -> Any:
 @njit(nogil=True, cache=True)
 def absmax(v: Array, lo: int, hi: int) -> Any:
     """max |v| over lo … hi as float32; infinity or NaN if any is not finite."""
-    return np.array([absmax_bits(v, lo, hi)]).view(np.float32)[0]
+    return np.int32(absmax_bits(v, lo, hi)).view(np.float32)
 
 
 @njit(nogil=True, cache=True)

@@ -219,7 +219,8 @@ def _locate(values: Array, inverse: np.float32, first: np.int32, last: np.int32,
     for i in range(values.size):
         bits = np.float32(abs(values[i]) * inverse).view(np.int32)
         place = np.int32((bits >> np.int32(17)) - first)
-        bucket[i] = np.uint32(min(max(place, np.int32(0)), last))
+        place = place if place > np.int32(0) else np.int32(0)  # `max` and `min` take as long to compile as the loop
+        bucket[i] = np.uint32(place if place < last else last)
 
 
 @njit(nogil=True, cache=True)
