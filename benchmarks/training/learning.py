@@ -4,7 +4,7 @@
     python -m benchmarks learning --json            (hours; goes on with benchmarks/results/learning.json)
 
 Two ranks on loopback train the same samples in the same order by every way; losses by samples do not depend on the
-link, so nothing is emulated, and times mean nothing on a busy machine but for the share of a step that measuring takes.
+link, so nothing is emulated, and times mean nothing on a busy machine; measuring's share is of cores' time.
 The way `against` has the budget of `noise`, and spends it where an error weighs the most. Rates of the optimisers are
 searched for, all alike: each of RATES times its own, on the first seed, by the validation loss; further seeds have the
 best. What matters the most is trained first: codecs before optimisers, the first seed of all before the next, so that
@@ -101,7 +101,7 @@ def run_rank(training: Training) -> dict[str, Any]:
         stretch(task, training.steps, RANKS)
         optimizer, job = _made(task, training, world)
         usual = [group["lr"] for group in optimizer.param_groups]
-        begun = time.perf_counter()
+        begun, worked = time.perf_counter(), time.process_time()
         before = warm = world.transport.counters.total_sent_nbytes
         for step in range(training.steps):
             if step == _freeze_step(training):
@@ -117,6 +117,7 @@ def run_rank(training: Training) -> dict[str, Any]:
             optimizer.step()
         dense = sum(wire_nbytes(p.numel(), RANKS) for p in task.model.parameters()) * training.steps
         found: dict[str, Any] = {"dense_nbytes": dense, "seconds": time.perf_counter() - begun}
+        found["cpu_s"] = time.process_time() - worked
         if job is not None:
             job.finish()
             noise = job.state.buckets.noise
@@ -194,13 +195,13 @@ def rows(kept: list[dict[str, Any]]) -> list[list[str]]:
             rate = best_rate(ours)
             best[way] = [each for each in ours if each["rate"] == rate]
         for way, ours in best.items():
-            seconds = sum(each["seconds"] for each in ours)
+            cpu_s = sum(each.get("cpu_s", each["seconds"]) for each in ours)
             spent = [each["noise_s"] for each in ours if "noise_s" in each]
             base = _loss_beside(ours, best.get("none", []))
             table.append([
                 work, way, f"{ours[0]['rate']:g}", str(len(ours)),
                 f"{statistics.mean(each['loss'] for each in ours):.4f}", "" if base is None else f"{base:.4f}",
-                f"{_fewer(ours, ''):.1f}", f"{sum(spent) / seconds:.2%}" if spent else "",
+                f"{_fewer(ours, ''):.1f}", f"{sum(spent) / cpu_s:.2%}" if spent else "",
                 *_beside_aim(AIMS.get((work, way)), ours, best),
             ])  # fmt: skip
     return table

@@ -24,7 +24,7 @@ from laconic.exchange.noise import (
     PER_LAYER,
     RUN,
     RUNS,
-    SKETCH,
+    STEPS,
     WINDOW,
     LayerNoise,
     NoiseCodec,
@@ -66,7 +66,7 @@ def test_sketches_keep_squared_norms() -> None:
     torch.testing.assert_close(sample.sketch(x) + sample.sketch(y), sample.sketch(x + y), rtol=1e-4, atol=1e-4)
     spread = np.std(squares) / math.sqrt(len(squares))
     assert abs(np.mean(squares) - float(x.square().sum())) < 5 * spread
-    assert np.std(squares) < 1.5 * math.sqrt(2 / SKETCH) * np.mean(squares)
+    assert np.std(squares) < 1.5 * math.sqrt(2 / STEPS.sketch) * np.mean(squares)
 
 
 def test_a_sample_leaves_exempt_values_out() -> None:

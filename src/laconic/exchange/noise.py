@@ -1,6 +1,7 @@
 """codec="auto", quality="noise": for each bucket the fewest bytes whose error is small beside the gradient's own noise.
 
-Callers: `chooser.choice_for` and `buckets.py`. A gradient is a mean over samples, and so it is noisy; an error well
+Callers: `chooser.choice_for` and `buckets.py`; and `averaging.py`, where a gradient is how far a worker has moved in a
+block of steps, and its noise the workers' drift. A gradient is a mean over samples, and so it is noisy; an error well
 below that noise changes little. In a window of consecutive steps each rank keeps some of each bucket's gradients. At
 the window's end it sends the candidates through these, with feedback, here only, and the ranks average some numbers a
 bucket: squared norms, a sketch of each step's gradients, and what each candidate has left out. From the means follow,
@@ -41,15 +42,32 @@ CANDIDATES = ("none", "dynamic8", "int4", "int2", "onebit", "topk(0.01)")  # eac
 WARM = "dynamic8"  # until a choice is made, and where a layer has had no gradient
 BUDGET = 0.2  # of the noise's variance, that errors may add: as if the batch were a sixth smaller
 BUFFER_NBYTES = 1 << 16  # buckets are about a layer each, for each has a codec of its own
-FIRST_WINDOWS, EVERY = (4, 32, 64, 128), 256  # steps at which windows begin; then at multiples of EVERY
 WINDOW = 8  # steps
 RUNS, RUN = 8, 1024  # values that are kept of a bucket: so many runs of so many
-SKETCH = 16
 SMOOTH = 0.5  # of a new window in the running means
 SAVES = 0.95  # another choice is taken if it is this much smaller, or the present one is over the budget
 PER_LAYER = 4.0  # a layer's error may be as many budgets, where others stay below
 GROWN = 4.0  # residuals that are so many times those of the window before halve the budget until they are not
 _log = logging.getLogger("laconic.exchange")
+
+
+@dataclass(frozen=True)
+class Pace:
+    """When windows begin, at the steps `first` and then at multiples of `every`, and what they take.
+
+    Attributes:
+        window: steps of a window.
+        sketch: numbers of a sketch of a step's gradient.
+    """
+
+    first: tuple[int, ...]
+    every: int
+    window: int
+    sketch: int
+
+
+STEPS = Pace((4, 32, 64, 128), 256, WINDOW, 16)
+BLOCKS = Pace((1, 4, 8), 16, 2, 64)  # of modes of blocks, whose steps are the exchanges: few, and far between
 
 
 @dataclass(frozen=True)
@@ -192,15 +210,15 @@ def _slope(a: int, b: int, sizes: Sequence[int], errors: Sequence[float]) -> flo
     return (errors[b] - errors[a]) / (sizes[a] - sizes[b])
 
 
-def window_of(step: int) -> int:
-    """How many steps of a window are over when `step` begins: 0 to WINDOW, of which WINDOW ends it; −1 outside.
+def window_of(step: int, pace: Pace = STEPS) -> int:
+    """How many steps of a window are over when `step` begins: 0 to all, of which all end it; −1 outside.
 
     >>> [window_of(step) for step in (3, 4, 5, 12, 13, 256 * 9 + 2)]
     [-1, 0, 1, 8, -1, 2]
     """
-    begun = [first for first in (*FIRST_WINDOWS, step - step % EVERY) if 0 < first <= step]
+    begun = [first for first in (*pace.first, step - step % pace.every) if 0 < first <= step]
     over = step - max(begun) if begun else -1
-    return over if over <= WINDOW else -1
+    return over if over <= pace.window else -1
 
 
 @dataclass(frozen=True)
@@ -212,24 +230,29 @@ class Sample:
     places: Tensor
     bins: Tensor
     signs: Tensor
+    sketch_numel: int
 
     @classmethod
-    def drawn(cls, info: BucketInfo, seed: int) -> Sample:
+    def drawn(cls, info: BucketInfo, seed: int, sketch_numel: int = STEPS.sketch) -> Sample:
         """All values that a codec may touch, or some runs of them at equal distances, beginning anywhere."""
         entries = [entry for entry in info.entries if not entry.exempt]
-        nothing = torch.empty(0, dtype=torch.int64)
-        places = torch.cat([nothing, *(torch.arange(entry.start, entry.stop) for entry in entries)])
-        numel, random = places.numel(), torch.Generator().manual_seed(seed)
+        sizes = torch.tensor([0, *(entry.stop - entry.start for entry in entries)])
+        ends = sizes.cumsum(0)
+        numel, random = int(ends[-1]), torch.Generator().manual_seed(seed)
+        places = torch.arange(min(numel, RUNS * RUN))
         if numel > RUNS * RUN:
             starts = int(torch.randint(numel, (1,), generator=random)) + torch.arange(RUNS) * numel // RUNS
-            places = places[(starts[:, None] + torch.arange(RUN)).reshape(-1) % numel]
-        bins = torch.randint(SKETCH, places.shape, generator=random)
+            places = (starts[:, None] + torch.arange(RUN)).reshape(-1) % numel
+        if entries:  # from the number among such values to the place in the bucket
+            which = torch.bucketize(places, ends[1:], right=True)
+            places += (torch.tensor([entry.start for entry in entries]) - ends[:-1])[which]
+        bins = torch.randint(sketch_numel, places.shape, generator=random)
         signs = torch.randint(2, places.shape, generator=random).float().mul_(2).sub_(1)
-        return cls(" ".join(entry.name for entry in entries), numel, places, bins, signs)
+        return cls(" ".join(entry.name for entry in entries), numel, places, bins, signs, sketch_numel)
 
     def sketch(self, values: Tensor) -> Tensor:
         """Linear, and E|sketch(x)|² = |x|²."""
-        return torch.zeros(SKETCH).index_add_(0, self.bins, self.signs * values)
+        return torch.zeros(self.sketch_numel).index_add_(0, self.bins, self.signs * values)
 
 
 class NoiseCodec(CodecChoice):
@@ -240,25 +263,26 @@ class NoiseCodec(CodecChoice):
         feedback: whether codecs' errors are fed back, as `Options.feedback`.
 
     Attributes:
+        pace: when it measures.
         layers: what was measured, by bucket.
         chosen: the candidate of each bucket, by its spec.
         reviews: all of them, from the first.
         noise_scale: tr(Σ)/|G|² over all layers: the batch, in batches of one worker, whose noise is as large as the
             signal.
         share: of the noise, that errors have by the present choice.
-        spent_s: seconds on the exchange thread for all this, since the start.
+        spent_s: seconds of a core on the exchange thread for all this, since the start; waits are left out.
     """
 
     weighs_noise = True
 
-    def __init__(self, budget: float = BUDGET, feedback: bool | None = None) -> None:
+    def __init__(self, budget: float = BUDGET, feedback: bool | None = None, pace: Pace = STEPS) -> None:
         if isinstance(budget, bool) or not isinstance(budget, int | float) or not 0 < budget <= 10:
             raise BadInput(f"the budget of quality 'noise' is above 0 and at most 10, got {budget!r}")
         if feedback is False:
             raise BadInput(
                 "quality 'noise' counts on feedback, by which errors are sent later; leave feedback=False out"
             )
-        self.budget, self._feedback = float(budget), feedback
+        self.budget, self._feedback, self.pace = float(budget), feedback, pace
         self.layers: dict[int, LayerNoise] = {}
         self.chosen: dict[int, str] = {}
         self.reviews: list[Review] = []
@@ -274,6 +298,10 @@ class NoiseCodec(CodecChoice):
         from laconic.codecs.compiling import compile_planned
 
         compile_planned(self._codecs)
+
+    def go_by_blocks(self) -> None:
+        """Measure at the pace of exchanges that come once a block of steps."""
+        self.pace = BLOCKS
 
     def codec_for(self, bucket: int, step: int) -> Codec:
         plan = next((codecs for first, codecs in reversed(self._plans) if first <= step), {})
@@ -294,58 +322,63 @@ class NoiseCodec(CodecChoice):
         return False  # a step past the exchange thread would not be seen
 
     def restarted(self, step: int) -> NoiseCodec:
-        return NoiseCodec(self.budget, self._feedback)
+        return NoiseCodec(self.budget, self._feedback, self.pace)
 
     # what the exchange shows
 
     def note_gradients(self, bucket: int, values: Tensor, info: BucketInfo, step: int) -> None:
         """Keep some of this rank's gradients while a window is open."""
-        over = window_of(step)
-        if not 0 <= over < WINDOW:
+        over = window_of(step, self.pace)
+        if not 0 <= over < self.pace.window:
             return
-        begun = time.perf_counter()
+        begun = time.thread_time()
         if self._infos.get(bucket) is not info:
-            sample, former = Sample.drawn(info, (step - over) * 65_537 + bucket), self._samples.get(bucket)
+            seed, former = (step - over) * 65_537 + bucket, self._samples.get(bucket)
+            sample = Sample.drawn(info, seed, self.pace.sketch)
             if former is not None and (former.label, former.numel) != (sample.label, sample.numel):
                 self._kept.pop(bucket, None)  # a new layout: too few steps are left of this window
             self._infos[bucket], self._samples[bucket] = info, sample
         sample = self._samples[bucket]
         if sample.numel:
             self._kept.setdefault(bucket, []).append(values[sample.places.to(values.device)].float().cpu())
-        self.spent_s += time.perf_counter() - begun
+        self.spent_s += time.thread_time() - begun
 
-    @staticmethod
-    def due(step: int) -> bool:
+    def due(self, step: int) -> bool:
         """Whether the choice is reviewed before this step."""
-        return window_of(step) == WINDOW
+        return window_of(step, self.pace) == self.pace.window
 
     def review(self, step: int, world: World, left_out: float) -> None:
         """Review the choice, on all ranks before the same step; `left_out`: the norm of what this one has to send."""
-        begun, kept, samples = time.perf_counter(), self._kept, self._samples
+        begun, kept, samples = time.thread_time(), self._kept, self._samples
         self._kept, self._samples, self._infos = {}, {}, {}
-        whole = sorted(b for b, rows in kept.items() if len(rows) == WINDOW)  # not those of another layout
+        whole = sorted(b for b, rows in kept.items() if len(rows) == self.pace.window)  # not those of another layout
         if world.world_size == 1:
             self.verdict = "one worker has no others against whom noise is measured, and sends nothing"
         elif whole:
-            own = [self._measured(samples[b], torch.stack(kept[b])) for b in whole]
+            own = [self._measured(samples[b], kept[b]) for b in whole]
             self._agree(step, world, [samples[b] for b in whole], whole, own, left_out)
-        self.spent_s += time.perf_counter() - begun
+        self.spent_s += time.thread_time() - begun
 
-    def _measured(self, sample: Sample, rows: Tensor) -> list[float]:
-        """This rank's numbers of a bucket: mean squares of a step and of its sketch, errors, each step's sketch."""
-        square = float(rows.double().square().sum()) / WINDOW
+    def _measured(self, sample: Sample, rows: Sequence[Tensor]) -> list[float]:
+        """This rank's numbers of a bucket: mean squares of a step and of its sketch, errors, each step's sketch.
+
+        Row by row: torch would hand all rows together to threads, which wait for cores that backward is on.
+        """
+        window = self.pace.window
+        square = sum(map(_square, rows)) / window
         errors = []
         for each in self._codecs:
-            left = torch.zeros(rows.shape[1])
+            left = torch.zeros_like(rows[0])
             if not each.exact and math.isfinite(square):
                 for step, row in enumerate(rows):
                     if mode_for(each, self._feedback) == "full":
                         each.encode_feedback(row, left, step=step)
                     else:
                         left += row - each.decode(each.encode(row, step=step), row.numel())
-            errors.append(float(left.double().square().sum()) / WINDOW)
-        sketches = torch.stack([sample.sketch(row) for row in rows]).double()
-        return [square, float(sketches.square().sum()) / WINDOW, *errors, *sketches.reshape(-1).tolist()]
+            errors.append(_square(left) / window)
+        sketches = [sample.sketch(row) for row in rows]
+        values = [value for sketch in sketches for value in sketch.tolist()]
+        return [square, sum(map(_square, sketches)) / window, *errors, *values]
 
     # the choice
 
@@ -360,7 +393,7 @@ class NoiseCodec(CodecChoice):
         for place, (b, sample) in enumerate(zip(buckets, samples, strict=True)):
             square, of_sketch, *rest = numbers[place * width : (place + 1) * width]
             errors, sketches = rest[: len(CANDIDATES)], rest[len(CANDIDATES) :]
-            mean_square = sum(value**2 for value in sketches) / WINDOW
+            mean_square = sum(value**2 for value in sketches) / self.pace.window
             scale = sample.numel / sample.places.numel()
             square, of_sketch, mean_square, *errors = (
                 scale * value for value in (square, of_sketch, mean_square, *errors)
@@ -513,6 +546,10 @@ def _budget(budget: float = BUDGET) -> float:
 
 def _between(old: float, new: float) -> float:
     return (1 - SMOOTH) * old + SMOOTH * new
+
+
+def _square(values: Tensor) -> float:
+    return float(torch.linalg.vector_norm(values, dtype=torch.float64)) ** 2
 
 
 def _short(label: str) -> str:
