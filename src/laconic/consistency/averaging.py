@@ -19,7 +19,7 @@ from laconic.consistency.shards import Shards
 from laconic.errors import BadInput, PayloadError
 from laconic.exchange.collectives import all_reduce, broadcast
 from laconic.exchange.job import BucketRecord
-from laconic.exchange.layout import FlatGradients, neighbours
+from laconic.exchange.layout import BUCKET_NBYTES, FlatGradients, neighbours
 from laconic.exchange.likeness import have_equal
 from laconic.exchange.options import refuse_unsized
 from laconic.exchange.state import CompressionState
@@ -184,7 +184,10 @@ class Averager:
             raise BadInput("codec 'factors' sends a gradient's factors; this mode sends weights")
         self.exact = str(setup.codec) == "none"
         self.native_nbytes = 0
-        self._buckets = list(neighbours(parameters))
+        noise = self.state.buckets.noise
+        if noise is not None:
+            noise.go_by_blocks()
+        self._buckets = list(neighbours(parameters, BUCKET_NBYTES if noise is None else noise.buffer_nbytes))
 
     def mean(self, values: Tensor) -> float:
         """Replace `values` by its mean over all workers; returns the seconds waited for others."""

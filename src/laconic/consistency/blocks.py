@@ -37,7 +37,7 @@ STATES = ("keep", "average", "forget")
 class BlockMode(Mode):
     """A mode that agrees on weights every `period` steps."""
 
-    options = WEIGHT_OPTIONS
+    options = (*WEIGHT_OPTIONS, "quality")
     own_options: ClassVar[tuple[str, ...]] = ("sites", "site_codec", "masters")
     same_weights = False
 
@@ -225,6 +225,9 @@ class BlockAgreement(OwnWeights):
     def __init__(self, mode: BlockMode, setup: Setup) -> None:
         if "sites" in setup.own and setup.options.hosts is not None:
             raise BadInput("sites= says which ranks are near to each other: leave hosts= out")
+        quality = setup.options.quality
+        if quality is not None and not quality.strip().startswith("noise"):
+            raise BadInput(f"'{mode}' sends once in a while, and has one quality, 'noise': got '{quality}'")
         self.levels = levels = SiteLevels(setup.world, setup.own.get("sites"))
         super().__init__(setup)
         self.resources.callback(levels.close)
@@ -374,7 +377,13 @@ class BlockAgreement(OwnWeights):
         levels = f"\n{self._levels_in_words()}" if self.levels.size > 1 else ""
         plan = "" if self.planned is None else f"\nplanned: {self.planned}"
         outer = "" if self.outer is None else f"\nouter steps are those of {type(self.outer).__name__}, as given"
-        return f"{self.mode.spelled_out(self.sent_by)}{plan}{outer}{levels}\n\n{super().explain()}"
+        head = f"{self.mode.spelled_out(self.sent_by)}{plan}{outer}{levels}"
+        chosen = [averager.state.buckets.choice.table() for averager in self.averagers]
+        return "\n\n".join(part for part in (head, *chosen, super().explain()) if part)
+
+    def metrics(self) -> dict[str, float | str]:
+        noise = [averager.state.buckets.noise for averager in self.averagers]
+        return {**super().metrics(), **(noise[0].metrics() if len(noise) == 1 and noise[0] is not None else {})}
 
     def _levels_in_words(self) -> str:
         """Who exchanges what with whom, and what has crossed between sites."""
