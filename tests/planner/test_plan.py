@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import re
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -187,7 +186,8 @@ def test_rows_that_do_not_fit_are_not_shown(capsys: pytest.CaptureFixture[str]) 
     assert not ended.value.code
     text = capsys.readouterr().out
     assert "do not fit in the memory of a machine, 3.00 GB" in text
-    assert not re.search(r"^\W*(DDP × 8|one machine) ", text, re.MULTILINE)
+    assert "DDP × 8\t" not in text
+    assert "one machine\t" not in text
 
 
 @pytest.mark.parametrize("link", ["1gbit,50us", "10gbit,20us", "400gbit,2us"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from pathlib import Path
 
@@ -176,6 +177,18 @@ def test_the_command_says_what_was_done(
     sys.modules.pop("own_gpt", None)
     assert not ended.value.code
     assert "use_cache=False" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [["cost", "lenet"], ["plan", "lenet", "-n", "2", "--device-profile", "v100"]])
+def test_a_terminal_shows_that_a_command_is_at_work(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = io.StringIO()
+    monkeypatch.setattr(shown, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stderr", shown)
+    monkeypatch.setenv("TERM", "xterm")
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert not ended.value.code
+    assert "following the model on shapes" in shown.getvalue()
 
 
 FACTORY = """

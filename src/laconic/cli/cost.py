@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from laconic import words
-from laconic.cli.shared import Json, amount_option, echo_json, echo_table
+from laconic.cli.shared import FOLLOWING, Json, amount_option, echo_json, echo_table, progress_bar
 from laconic.planner.cost import Cost, LayerCost
 from laconic.planner.cost import cost as count
 from laconic.planner.subject import parse_shape
@@ -35,7 +35,8 @@ def cost(
 ) -> None:
     """Count parameters, operations, depth, memory and energy of a model, without running it."""
     shape = None if input_shape is None else parse_shape(input_shape)
-    found = count(model, batch, shape, input_type, optimizer, train=not evaluate)
+    with progress_bar(FOLLOWING, quiet=json):
+        found = count(model, batch, shape, input_type, optimizer, train=not evaluate)
     if json:
         return echo_json(found.to_dict())
     rows = [_cells(layer) for layer in found.layers]

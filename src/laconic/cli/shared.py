@@ -70,6 +70,9 @@ def echo_table(
     Console().print(table)
 
 
+FOLLOWING = "following the model on shapes"
+
+
 @contextmanager
 def progress_bar(what: str, *, quiet: bool) -> Iterator[Callable[[int, int], None]]:
     """A progress bar on standard error when it is a terminal; nothing otherwise."""

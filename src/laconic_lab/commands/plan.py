@@ -11,7 +11,7 @@ import typer
 
 from laconic import words
 from laconic.cli.cost import Rule, Shape, Type
-from laconic.cli.shared import Json, echo_json, echo_table
+from laconic.cli.shared import FOLLOWING, Json, echo_json, echo_table, progress_bar
 from laconic.errors import BadInput
 from laconic.planner.cost import cost as count
 from laconic.planner.devices import HERE, TABLE, UNSURE, Device, kept_in
@@ -62,8 +62,9 @@ def plan(
     chosen = subject(model, None if input_shape is None else parse_shape(input_shape), input_type, optimizer)
     limit = None if memory is None else parse_nbytes(memory)
     asked = Asked(ranks, link, batch, device_profile, limit, quality, between, per_host)
-    planned = make(chosen, asked)
-    points = scan(chosen, asked) if scale or html else []
+    with progress_bar(FOLLOWING, quiet=json):
+        planned = make(chosen, asked)
+        points = scan(chosen, asked) if scale or html else []
     grown = [] if batch_schedule is None else phases(planned, named_schedule(batch_schedule))
     if output is not None:
         replace(output, planned.plan().to_json())
