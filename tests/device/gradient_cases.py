@@ -14,8 +14,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import laconic
+from laconic.codecs.casts import NoneCodec
 from laconic.errors import DeviceMemoryError, LaconicError, Mismatch, PeerLost
 from laconic.exchange import staging
+from laconic.exchange.residuals import Residual
 from laconic.parallel.pipeline.balance import _timed
 
 DEVICE = "fakegpu:0"
@@ -26,17 +28,17 @@ class Slow(torch.autograd.Function):
     """Gives its weight a gradient that is `value` everywhere, after a while on the stream of backward."""
 
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, value: float, controls: Any) -> Tensor:
+    def forward(ctx: Any, weight: Tensor, value: float, controls: Any, slow_ms: int = SLOW_MS) -> Tensor:
         ctx.save_for_backward(weight)
-        ctx.value, ctx.controls = value, controls
+        ctx.value, ctx.controls, ctx.slow_ms = value, controls, slow_ms
         return (weight * 0).sum()
 
     @staticmethod
-    def backward(ctx: Any, _: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, _: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
         (weight,) = ctx.saved_tensors
         gradient = torch.empty_like(weight)
-        ctx.controls.slow_fill(gradient, ctx.value, SLOW_MS)
-        return gradient, None, None
+        ctx.controls.slow_fill(gradient, ctx.value, ctx.slow_ms)
+        return gradient, None, None, None
 
 
 class SlowModel(nn.Module):
@@ -106,6 +108,84 @@ def distribute_on_a_side_stream(rank: int, controls: Any) -> None:
 
 def distribute_overlapped_on_a_side_stream(rank: int, controls: Any) -> None:
     _distribute(rank, controls, overlap=True)
+
+
+def gradients_of_two_streams_share_a_bucket(rank: int, controls: Any) -> None:
+    """Whichever of them is made later, the bucket is sent when both are there."""
+    for slow_ms in ((0, SLOW_MS), (SLOW_MS, 0)):
+        streams = [torch.Stream(device=DEVICE) for _ in slow_ms]
+        model = SlowModel(0.0, controls).to(DEVICE)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.25)
+        job = laconic.distribute(model, optimizer, codec="dynamic8", overlap=True)
+        for _ in range(4):
+            optimizer.zero_grad()
+            parts = []
+            for weight, stream, each_ms in zip(model.weights, streams, slow_ms, strict=True):
+                with stream:
+                    parts.append(Slow.apply(weight, 1.0 + 4 * rank, controls, each_ms))
+            torch.stack(parts).sum().backward()
+            optimizer.step()
+        job.finish()
+        assert all(abs(float(p.detach().cpu().mean()) + 2) < 0.1 for p in model.parameters()), slow_ms
+        job.close()
+
+
+@contextlib.contextmanager
+def slow_copy_stream(controls: Any) -> Iterator[None]:
+    """Queue slow work on the copy stream before means: who does not wait for them has old memory."""
+    give_back, other = staging.Staging.give_back, torch.zeros(8, device=DEVICE)
+
+    def late(self: staging.Staging, gradients: Any, values: Tensor) -> None:
+        with self.copying(torch.device(DEVICE)):
+            controls.slow_fill(other, 0.0, SLOW_MS)
+        give_back(self, gradients, values)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(staging.Staging, "give_back", late)
+        yield
+
+
+def compress_waits_for_a_slow_copy_stream(rank: int, controls: Any) -> None:
+    with slow_copy_stream(controls):
+        _compress(rank, controls, "dynamic8", side=True)
+
+
+def distribute_waits_for_a_slow_copy_stream(rank: int, controls: Any) -> None:
+    with slow_copy_stream(controls):
+        _distribute(rank, controls, overlap=False)
+
+
+def distribute_overlapped_waits_for_a_slow_copy_stream(rank: int, controls: Any) -> None:
+    with slow_copy_stream(controls):
+        _distribute(rank, controls, overlap=True)
+
+
+def residuals_of_slow_streams_are_waited_for(rank: int, controls: Any) -> None:
+    """Whoever writes, scales or reads a residual on another stream does so after the stream that is still writing."""
+
+    def slowly(self: Residual, codec: Any, x: Tensor, residual: Tensor, site: Any, step: int, out: Tensor) -> Tensor:
+        controls.slow_fill(residual, float(step), SLOW_MS if step % 2 else 0)
+        return out
+
+    def encode(stream: Any, step: int) -> None:
+        with stream:
+            left.encode(NoneCodec(), x, (0, 0, 8), step=step, out=x)
+
+    left, x = Residual(8), torch.zeros(8, device=DEVICE)
+    one, other = torch.Stream(device=DEVICE), torch.Stream(device=DEVICE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Residual, "_encode", slowly)
+        encode(one, 1)
+        encode(other, 2)
+        assert left.total().tolist() == [2.0] * 8
+        encode(one, 3)
+        with other:
+            left.rescale(2.0)
+        assert left.total().tolist() == [6.0] * 8
+        encode(one, 5)
+        assert left.total().tolist() == [5.0] * 8
+        encode(one, 7)
+        assert left.squared() == 8 * 7.0**2
 
 
 def buckets_end_one_by_one(rank: int, controls: Any) -> None:

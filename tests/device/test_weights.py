@@ -18,6 +18,7 @@ CASES = (
     "checkpoints_go_on_to_the_bit",
     "copies_are_pinned_and_nobody_waits_for_a_device",
     "weights_on_a_slow_side_stream",
+    "twins_are_written_again_when_they_have_been_copied",
     "weights_over_two_devices",
     "members_of_an_elastic_job_agree",
     "reduce_scatters_of_sharded_models_cross_pinned",

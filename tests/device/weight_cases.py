@@ -15,9 +15,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import laconic
+from laconic.consistency.master_weights import FlatWeights
 from laconic.errors import BadInput
 from laconic.exchange.fsdp import ShardedCompression
-from laconic.exchange.staging import Staging
+from tests.device.gradient_cases import slow_copy_stream
 
 DEVICE = "fakegpu:0"
 EXACT = (
@@ -185,15 +186,7 @@ def masters_go_on_to_the_bit_on_device_and_host(rank: int, controls: Any) -> Non
 
 def masters_on_the_device_wait_for_slow_streams(rank: int, controls: Any) -> None:
     """Also where a fragment's mean is taken by the exchange thread: it waits for what is offered, the loop for it."""
-    give_back, other = Staging.give_back, torch.zeros(8, device=DEVICE)
-
-    def late(self: Staging, gradients: Any, values: Tensor) -> None:
-        with self.copying(torch.device(DEVICE)):
-            controls.slow_fill(other, 0.0, 60)  # what is queued on the copy stream before the means
-        give_back(self, gradients, values)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Staging, "give_back", late)
+    with slow_copy_stream(controls):
         for spec, steps in (("local(1)", 1), ("local(2, delay=1)", 3)):
             with torch.Stream(device=DEVICE):
                 model = nn.Linear(64, 64, bias=False).to(DEVICE)
@@ -370,3 +363,26 @@ def reduce_scatters_of_sharded_models_cross_pinned(rank: int, controls: Any) -> 
             assert after[name] == before[name], name
         assert torch.equal(result.cpu(), torch.full((numel // 2,), 3.0))
     state.close()
+
+
+def twins_are_written_again_when_they_have_been_copied(rank: int, controls: Any) -> None:
+    """The copy stream is busy, and the host goes on: to a gradient of the next step, or to weights that are loaded."""
+    parameter, other = nn.Parameter(torch.zeros(8, device=DEVICE)), torch.zeros(8, device=DEVICE)
+    weights = FlatWeights([parameter])
+    staging = weights.copies._staging
+
+    def busy() -> None:
+        with staging.copying(torch.device(DEVICE)):
+            controls.slow_fill(other, 0.0, 60)
+
+    busy()
+    weights.set_gradients(torch.full((8,), 1.0))
+    assert parameter.grad is not None
+    first = parameter.grad.clone()
+    weights.set_gradients(torch.full((8,), 2.0))
+    assert first.tolist() == [1.0] * 8
+    weights.values.fill_(3.0)
+    busy()
+    weights.write()
+    weights.load_state_dict({"values": torch.full((8,), 4.0)})
+    assert parameter.tolist() == [3.0] * 8

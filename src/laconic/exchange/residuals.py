@@ -219,6 +219,7 @@ class Residual:
 
     def squared(self) -> float:
         """The sum of squares of what is kept at all sites, and of what is carried."""
+        self._let_wait()
         kept = [*list(self._sites.values()), *([] if self._carried is None else [self._carried])]
         return sum(_squared(each) for each in kept)
 
