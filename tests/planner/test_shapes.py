@@ -62,6 +62,7 @@ def test_transformers_are_followed_on_shapes(make, cache: bool, monkeypatch: pyt
     model.config.use_cache = cache
     with monkeypatch.context() as patched:
         no_real_product(patched)
+        patched.setattr(transformers.DynamicCache, "__init__", lambda *_, **__: pytest.fail("a cache is kept"))
         found = cost(model, 2, (8,))
     assert any("use_cache=False" in note for note in found.notes) == cache
     assert model.config.use_cache == cache  # the user's model is as it was

@@ -6,12 +6,14 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 
 from laconic.errors import BadInput, CollectiveTimeout
+from laconic.transports.launcher import LocalJob
 from laconic.transports.rendezvous import find_place, new_store
 
 
@@ -136,9 +138,17 @@ def test_half_an_environment_of_slurm_is_refused(monkeypatch: pytest.MonkeyPatch
         find_place(1.0)
 
 
-def test_a_local_store_is_reached_from_this_machine_alone() -> None:
+def _store_of_a_job() -> dist.TCPStore:
+    job = LocalJob(1, os.getpid)
+    job.results(60)
+    return job.store
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("make", [new_store, _store_of_a_job])
+def test_a_local_store_is_reached_from_this_machine_alone(make: Callable[[], dist.TCPStore]) -> None:
     """torch's own listens on all interfaces."""
-    store = new_store()
+    store = make()
     lines = [line.split() for table in ("tcp", "tcp6") for line in Path(f"/proc/net/{table}").read_text().splitlines()]
     listening = [each[1] for each in lines if each[3] == "0A" and int(each[1].rpartition(":")[2], 16) == store.port]
     assert listening == [f"0100007F:{store.port:04X}"]

@@ -170,10 +170,10 @@ def test_tracebacks_are_left_out_with_torchs_prefix() -> None:
 
 @needs_root
 def test_the_others_keep_going(tmp_path: Path) -> None:
-    script = "import os, sys, time\ntime.sleep(2) if os.environ['RANK'] == '0' else sys.exit(7)"
+    script = "import os, sys, time\ntime.sleep(2) if os.environ['RANK'] == '0' else sys.exit(7)\nprint('trained')"
     (tmp_path / "script.py").write_text(script)
-    code, _, said = finished(tmp_path, "--hosts", "2", "--keep-going", "script.py")
-    assert code == 0
+    code, printed, said = finished(tmp_path, "--hosts", "2", "--keep-going", "script.py")
+    assert (code, printed) == (0, ["[0] trained"])
     assert "laconic: rank 1 on host 1 ended with exit code 7; the others go on" in said.splitlines()
     (tmp_path / "script.py").write_text("import sys\nsys.exit(7)")
     code, _, said = finished(tmp_path, "--hosts", "1", "--keep-going", "script.py")
