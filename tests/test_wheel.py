@@ -6,6 +6,7 @@ found it is installed beside what the command line needs, and answers without to
 
 from __future__ import annotations
 
+import compileall
 import os
 import shutil
 import subprocess
@@ -42,6 +43,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     built = smoke.build_wheel(folder)
     with zipfile.ZipFile(built) as archive:
         archive.extractall(folder / "installed")
+    compileall.compile_dir(folder / "installed", quiet=1)  # once, not in every process of every user
     _open(folder)
     return built
 

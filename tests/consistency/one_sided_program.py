@@ -33,6 +33,11 @@ def _alike(values: Tensor, world: Any) -> bool:
     return all(torch.equal(row, rows[0]) for row in rows)
 
 
+def all_of_it() -> dict[str, Any]:
+    """Everything below, in one job: starting it takes longer than all of it."""
+    return {"train": train_all(), "count": count(), "mix": mix()}
+
+
 def train_all() -> dict[str, Any]:
     """Train least squares by all; whether all ranks ended with the same weights, and how far from the best."""
     found = {}

@@ -116,7 +116,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(scope="module", params=[2, 4])
+@pytest.fixture(scope="module", params=[2, 3])
 def ranks(request: pytest.FixtureRequest) -> list[dict[str, dict[str, Any]]]:
     """What each rank found, by case; only the modes whose tests were selected are trained."""
     items = [item for item in request.session.items if item.module is request.module and "ranks" in item.fixturenames]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,29 +32,35 @@ def _has_mpi() -> bool:
 needs_mpi = pytest.mark.skipif(not _has_mpi(), reason="mpi4py or mpiexec is not installed")
 
 
+@pytest.fixture(scope="module")
+def found() -> dict[str, Any]:
+    """What one job of three ranks found."""
+    return run_mpi(3, program.all_of_it, timeout_s=100)
+
+
 @needs_mpi
 @pytest.mark.processes
-def test_workers_train_together_through_windows() -> None:
-    found = run_mpi(3, program.train_all, timeout_s=100)
+def test_workers_train_together_through_windows(found: dict[str, Any]) -> None:
+    trained = found["train"]
     begun = float(np.linalg.norm(start() - 1))
-    for spec, each in found.items():
+    for spec, each in trained.items():
         assert each["alike"], f"{spec}: after finish() all hold one model"
         assert each["error"] < begun / 3, spec
         assert each["sent"] > 0
-    assert max(each["staleness"] for each in found.values()) > 0
+    assert max(each["staleness"] for each in trained.values()) > 0
 
 
 @needs_mpi
 @pytest.mark.processes
-def test_no_addition_is_lost_and_a_checkpoint_holds_the_window() -> None:
-    found = run_mpi(3, program.count, timeout_s=100)
-    assert found["least"] == found["most"] == found["expected"]
+def test_no_addition_is_lost_and_a_checkpoint_holds_the_window(found: dict[str, Any]) -> None:
+    counted = found["count"]
+    assert counted["least"] == counted["most"] == counted["expected"]
 
 
 @needs_mpi
 @pytest.mark.processes
-def test_pairs_keep_the_mean() -> None:
-    assert run_mpi(3, program.mix, timeout_s=100) < 1e-4
+def test_pairs_keep_the_mean(found: dict[str, Any]) -> None:
+    assert found["mix"] < 1e-4
 
 
 @pytest.mark.parametrize("spec", ["async(rma=true)", "hogwild(rma=true)", "gossip(asynchronous=true, rma=true)"])

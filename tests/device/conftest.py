@@ -20,4 +20,4 @@ def ranks() -> Iterator[Ranks]:
         pytest.skip(absent)
     made = Ranks()
     yield made
-    made.close()
+    made.end()

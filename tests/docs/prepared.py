@@ -1,7 +1,7 @@
 """A Python that has imported what examples import, and forks for each script: nine seconds of imports are paid once.
 
-Run as a program it reads a line of JSON for each script, {"script", "folder", "timeout_s"}, and answers with one:
-{"code", "said"}. Callers: the tests of this folder, through `PreparedPython`.
+Run as a program it reads a line of JSON for each script, {"script", "folder", "environments", "timeout_s"}, and answers
+with one: {"code", "said"}. Callers: the tests of this folder, through `PreparedPython`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,10 @@ import types
 from pathlib import Path
 from typing import NoReturn
 
+import torch.distributed as dist
+
+from laconic.transports.launcher import Host, rank_variables
+
 
 class PreparedPython:
     """Runs scripts, each in a process of its own; a context manager."""
@@ -31,9 +35,18 @@ class PreparedPython:
 
     def run(self, script: Path, timeout_s: float = 100.0) -> tuple[int, str]:
         """The exit code and all that the script said, run in its own folder."""
+        return self._run(script, script.parent, [{}], timeout_s)
+
+    def run_ranks(self, script: Path, folder: Path, ranks: int = 2, **variables: str) -> tuple[int, str]:
+        """The worst exit code and all that the ranks said, run in `folder` with the variables that torchrun sets."""
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        environments = rank_variables([Host()] * ranks, store)
+        return self._run(script, folder, [{**variables, **own} for own in environments], 100.0)
+
+    def _run(self, script: Path, folder: Path, environments: list[dict[str, str]], timeout_s: float) -> tuple[int, str]:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        task = {"script": str(script), "folder": str(script.parent), "timeout_s": timeout_s}
+        task = {"script": str(script), "folder": str(folder), "environments": environments, "timeout_s": timeout_s}
         self._process.stdin.write(json.dumps(task) + "\n")
         self._process.stdin.flush()
         answer = json.loads(self._process.stdout.readline())
@@ -68,19 +81,28 @@ def _serve() -> None:
         task = json.loads(line)
         said = Path(task["folder"]) / "said.txt"
         said.touch()
-        child = os.fork()
-        if child == 0:
-            os.setpgid(0, 0)
-            _become(task["script"], task["folder"], said)
-        with contextlib.suppress(OSError):  # the child may have done it already, or be gone
-            os.setpgid(child, child)
-        answers.write(json.dumps({"code": _wait(child, task["timeout_s"]), "said": said.read_text()}) + "\n")
+        deadline = time.monotonic() + task["timeout_s"]
+        children = [_start(task["script"], task["folder"], own, said) for own in task["environments"]]
+        code = max((_wait(child, deadline) for child in children), key=abs)
+        answers.write(json.dumps({"code": code, "said": said.read_text()}) + "\n")
         answers.flush()
 
 
-def _become(script: str, folder: str, said: Path) -> NoReturn:
+def _start(script: str, folder: str, variables: dict[str, str], said: Path) -> int:
+    """The process that runs this script, in a process group of its own."""
+    child = os.fork()
+    if child == 0:
+        os.setpgid(0, 0)
+        _become(script, folder, variables, said)
+    with contextlib.suppress(OSError):  # the child may have done it already, or be gone
+        os.setpgid(child, child)
+    return child
+
+
+def _become(script: str, folder: str, variables: dict[str, str], said: Path) -> NoReturn:
     """Be the process that runs this script."""
     code = 1
+    os.environ.update(variables)
     descriptor = os.open(said, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -112,8 +134,7 @@ def _end(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _wait(child: int, timeout_s: float) -> int:
-    deadline = time.monotonic() + timeout_s
+def _wait(child: int, deadline: float) -> int:
     while time.monotonic() < deadline:
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:

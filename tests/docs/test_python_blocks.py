@@ -5,19 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.docs.pages import EXAMPLES, ROOT, blocks
 from tests.docs.prepared import PreparedPython
-
-
-@pytest.fixture(scope="module")
-def python() -> Iterator[PreparedPython]:
-    with PreparedPython() as prepared:
-        yield prepared
 
 
 @pytest.mark.parametrize(("page", "code"), blocks("python"))
@@ -44,13 +37,12 @@ def test_a_script_that_fails_is_noticed(tmp_path: Path, python: PreparedPython) 
 
 
 README = (ROOT / "README.md").read_text()
-QUICK = ("ddp_one_line.py", "pipeline_transformer.py")
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
     "example",
-    [pytest.param(path, marks=[] if path.name in QUICK else pytest.mark.slow) for path in EXAMPLES],
+    [pytest.param(path, marks=[] if path.name == "ddp_one_line.py" else pytest.mark.slow) for path in EXAMPLES],
     ids=lambda path: path.name,
 )
 def test_examples_run_under_torchrun(example: Path, tmp_path: Path) -> None:
@@ -62,6 +54,12 @@ def test_examples_run_under_torchrun(example: Path, tmp_path: Path) -> None:
         (shown,) = (line for line in README.splitlines() if line.startswith("2 ranks: "))
         assert shown.split(";")[1] == done.stdout.strip().split(";")[1]
         assert float(done.stdout.split()[2].rstrip("%")) > 94
+
+
+@pytest.mark.processes
+def test_the_pipeline_runs_on_two_ranks(tmp_path: Path, python: PreparedPython) -> None:
+    returned, said = python.run_ranks(ROOT / "examples" / "pipeline_transformer.py", tmp_path, OMP_NUM_THREADS="1")
+    assert returned == 0, said
 
 
 def test_readme_shows_lines_of_the_example() -> None:
