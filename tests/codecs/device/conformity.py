@@ -49,6 +49,9 @@ def inputs(codec: laconic.codecs.Codec, first: bool) -> Iterator[tuple[str, Tens
 
 def check_encode(codec: laconic.codecs.Codec, kernel: BodyWay, x: Tensor) -> None:
     assert same_bits(kernel.encode(x, step=5), codec.encode(x, step=5)), "encode"
+
+
+def check_slice(codec: laconic.codecs.Codec, kernel: BodyWay, x: Tensor) -> None:
     out = torch.full((codec.max_nbytes(x.numel()) + 9,), 7, dtype=torch.uint8)
     assert same_bits(kernel.encode(x, step=6, out=out[3:]), codec.encode(x, step=6)), "encode into a slice"
     assert out[:3].tolist() + out[-6:].tolist() == [7] * 9, "encode writes beside its slice"
@@ -95,6 +98,11 @@ def check_decode(codec: laconic.codecs.Codec, kernel: BodyWay, x: Tensor) -> Non
     codec.decode_add(payloads[0], here)
     kernel.decode_add(payloads[0], there)
     assert same_bits(there, here), "decode_add"
+
+
+def check_mean(codec: laconic.codecs.Codec, kernel: BodyWay, x: Tensor) -> None:
+    payloads = [codec.encode(x), codec.encode(x.flip(0)), codec.encode(x * 0.5)]
+    here, there = x.flip(0), x.flip(0)
     for count, divisor in ((1, 2), (2, 2), (3, 3)):
         codec.decode_mean(payloads[:count], divisor, here)
         kernel.decode_mean(payloads[:count], divisor, there)
@@ -136,6 +144,7 @@ def compare(codec: laconic.codecs.Codec, way: BodyWay, *, first: bool) -> tuple[
     for kind, x in inputs(codec, first):
         checks = [check_encode, check_feedback]
         checks += [check_decode] * (kind.startswith("normal"))
+        checks += [check_slice, check_mean] * (kind in ("ties", "normal 0", "normal, two blocks and a ragged one"))
         checks += [check_findings] * (kind == "ties")
         if isinstance(codec, Sparse):
             checks += [check_selection] * (kind.startswith("normal")) + [check_forged] * (kind == "ties")
