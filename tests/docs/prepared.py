@@ -20,6 +20,7 @@ import types
 from pathlib import Path
 from typing import NoReturn
 
+import torch
 import torch.distributed as dist
 
 from laconic.transports.launcher import Host, rank_variables
@@ -38,7 +39,7 @@ class PreparedPython:
         return self._run(script, script.parent, [{}], timeout_s)
 
     def run_ranks(self, script: Path, folder: Path, ranks: int = 2, **variables: str) -> tuple[int, str]:
-        """The worst exit code and all that the ranks said, run in `folder` with the variables that torchrun sets."""
+        """The worst exit code and all that the ranks said, run in `folder` as torchrun would, with a thread each."""
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         environments = rank_variables([Host()] * ranks, store)
         return self._run(script, folder, [{**variables, **own} for own in environments], 100.0)
@@ -103,6 +104,8 @@ def _become(script: str, folder: str, variables: dict[str, str], said: Path) -> 
     """Be the process that runs this script."""
     code = 1
     os.environ.update(variables)
+    if "RANK" in variables:
+        torch.set_num_threads(1)
     descriptor = os.open(said, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)

@@ -58,7 +58,7 @@ def test_examples_run_under_torchrun(example: Path, tmp_path: Path) -> None:
 
 @pytest.mark.processes
 def test_the_pipeline_runs_on_two_ranks(tmp_path: Path, python: PreparedPython) -> None:
-    returned, said = python.run_ranks(ROOT / "examples" / "pipeline_transformer.py", tmp_path, OMP_NUM_THREADS="1")
+    returned, said = python.run_ranks(ROOT / "examples" / "pipeline_transformer.py", tmp_path)
     assert returned == 0, said
 
 

@@ -26,7 +26,7 @@ def test_recipes_run_on_two_ranks(name: str, tmp_path: Path, python: PreparedPyt
         pytest.importorskip(package, reason=f"{package} is not installed")
     if name == "torch_compile.py" and shutil.which("g++") is None:
         pytest.skip("torch.compile needs a C++ compiler, and there is no g++")
-    variables = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    variables = {"HF_HUB_OFFLINE": "1", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
     returned, said = python.run_ranks(ROOT / "examples" / name, tmp_path, **variables)
     assert returned == 0, said
     assert said.count(says) == 2, said
