@@ -66,7 +66,7 @@ demo: $(VENV)/base
 test: $(VENV)/ready
 	@mkdir -p $(TMPDIR)
 	@$(MAKE) --no-print-directory -j 2 check kernels
-	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder -m 'not slow and not alone'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder -m 'not slow and not alone'
 	$(BIN)/python -m pytest -m 'alone and not slow'
 
 slow: $(VENV)/ready
