@@ -127,13 +127,14 @@ class Blocks:
 
     Args:
         relative: workers offer how far their weights have moved, for a codec, not the weights themselves.
+        repeated: others, who have not made the block, get the same bits from its start and the mean of the offers.
 
     Attributes:
         held: what the mode keeps; members that come later need it too.
     """
 
-    def __init__(self, mode: BlockMode, values: Tensor, *, relative: bool) -> None:
-        self.mode, self.values, self.relative = mode, values, relative
+    def __init__(self, mode: BlockMode, values: Tensor, *, relative: bool, repeated: bool = False) -> None:
+        self.mode, self.values, self.relative, self._repeated = mode, values, relative, repeated
         self.start = values.clone()
         self.held = mode.held(self.start)
         self.outer: OuterOptimizer | None = None
@@ -176,7 +177,7 @@ class Blocks:
         start, values = self.start[part], self.values[part]
         if not self.relative:
             return agreed
-        if workers > 1:
+        if workers > 1 or self._repeated:
             return start + agreed
         return values + (agreed - (values - start))  # its own, and what a codec had left out before
 

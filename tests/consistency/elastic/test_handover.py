@@ -18,7 +18,15 @@ from laconic.consistency.elastic.handover import Handover, Loader, _catalogue
 from laconic.consistency.elastic.line import Line
 from laconic.consistency.elastic.meeting import Meeting, View
 from laconic.consistency.elastic.membership import Membership
-from laconic.consistency.elastic.messages import NO_MODEL, AgreementNote, MemberKind, MemberMessage, pack, unpack
+from laconic.consistency.elastic.messages import (
+    NO_MODEL,
+    AgreementNote,
+    MemberKind,
+    MemberMessage,
+    StateOffer,
+    pack,
+    unpack,
+)
 from laconic.consistency.elastic.replica import Replica
 from laconic.errors import PayloadError
 from laconic.transports.frame import NOTHING, Frame
@@ -70,6 +78,35 @@ def test_a_newcomer_has_caught_up_when_it_joins_and_no_step_is_lost(tmp_path: Pa
     assert len(joined) == 1
 
 
+@pytest.mark.parametrize("consistency", ["local(3)", "diloco(3)"])
+def test_a_newcomer_repeats_the_blocks_of_a_lone_member_to_the_bit(
+    consistency: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it drops what it has loaded again and again, as from another branch."""
+    same: list[bool] = []
+    choose = Loader._choose
+
+    def compare(self: Loader, offer: MemberMessage) -> None:
+        said, own = offer.read(StateOffer), self._digests
+        if said.digest is not None and said.at in own:
+            same.append(said.digest == own[said.at])
+        choose(self, offer)
+
+    monkeypatch.setattr(Loader, "_choose", compare)
+    monkeypatch.setattr(handover, "CHUNK_NBYTES", 512)  # it has to repeat several blocks
+    options = {"data": laconic.Samples(256, 32, 100_000), "codec": "dynamic8", "consistency": consistency}
+    workers = [Trainer(tmp_path, **options)]
+    until(lambda: workers[0].calls > 20 or workers[0].error)
+    workers.append(Trainer(tmp_path, **options))
+    until(lambda: workers[1].calls > 10 or workers[1].error)
+    for worker in workers:
+        worker.leave_after = worker.calls + 20
+        worker.ended()
+    assert len(same) > 1
+    assert all(same)
+    assert_alike(workers)
+
+
 def test_a_newcomer_that_asks_again_is_in_the_view_once(tmp_path: Path) -> None:
     with (
         contextlib.closing(Line(Meeting(tmp_path), 1, 5.0)) as old,
@@ -92,6 +129,7 @@ class _Chunks:
 
     def __init__(self, blobs: dict[int, Handover], step: int) -> None:
         self.members, self.step, self.deaf, self.served = blobs, step, set[int](), Counter[int]()
+        self.connections = 1
         self.handed: deque[MemberMessage] = deque()
 
     def has_reached(self, member: int) -> bool:
@@ -146,6 +184,50 @@ def test_chunks_come_from_all_members_and_loading_goes_on_after_one_is_lost(monk
     assert loader.received_nbytes == members[1].held_nbytes, "a chunk came twice"
     assert torch.equal(mine.weights.values, members[1]._replica.weights.values)
     assert float(mine.model[1].running_mean[0]) == 1.0, "what differs comes from the coordinator"
+
+
+def _size_after(rounds: int, step_s: float, chunk_s: float) -> int:
+    """A window after so many rounds, where a member answers every `step_s`, and a chunk takes `chunk_s`."""
+    window, now = handover.PullWindow(), 0.0
+    for number in range(rounds):
+        now = max(now, number * step_s)
+        for _ in range(window.size):
+            now += chunk_s
+            window.came(now)
+    return window.size
+
+
+@pytest.mark.parametrize(
+    ("step_s", "chunk_s", "size"),
+    [
+        (0.5, 0.0205, 16),  # 256 KiB at 100 Mbit/s: 16 chunks take 0.33 s of the step, 32 would not fit
+        (0.5, 0.0, 64),
+        (0.05, 0.0205, 4),
+        (10.0, 0.205, 8),  # 16 take longer than a quarter of ANSWER_S, and might be asked for twice
+    ],
+)
+def test_a_window_grows_while_its_answers_leave_the_link_idle(step_s: float, chunk_s: float, size: int) -> None:
+    assert _size_after(1, step_s, chunk_s) == 4
+    assert _size_after(20, step_s, chunk_s) == size
+
+
+def test_a_window_shrinks_when_its_answers_fill_the_link() -> None:
+    window, now = handover.PullWindow(), 0.0
+    window.size = 32
+    for _ in range(4 * 32):
+        now += 0.02
+        window.came(now)
+    assert window.size == 4
+
+
+def test_a_wait_with_nothing_to_ask_is_not_the_links() -> None:
+    window = handover.PullWindow()
+    for at in range(4):
+        window.came(0.1 * at)
+    window.pause()
+    for at in range(4):
+        window.came(100 + 0.1 * at)
+    assert window.size == 4
 
 
 def test_a_newcomer_gives_up_what_it_loaded_on_another_branch() -> None:

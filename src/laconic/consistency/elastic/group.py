@@ -65,6 +65,11 @@ class Group:
         return self.watch.view
 
     @property
+    def is_alone(self) -> bool:
+        """Whether the present view has no other member."""
+        return len(self.view.ids) == 1
+
+    @property
     def changed(self) -> bool:
         """Whether there is a newer view: settle."""
         return self._membership.pending is not None
@@ -144,7 +149,7 @@ class Group:
     def note(self, mean: Mean, parts: Parts) -> None:
         """Keep an agreed mean for newcomers that load the state, before it is applied."""
         ids = [self.view.ids[place] for place in mean.included]
-        about = AgreementNote(parts, mean.included, tuple(ids), tuple(mean.paces.items()))
+        about = AgreementNote(parts, mean.included, tuple(ids), tuple(mean.paces.items()), self.is_alone)
         self.watch.handover.agreed(self.standing.step, mean.values, about)
 
     def _announce_keeping(self) -> None:
@@ -285,6 +290,8 @@ class Group:
             self.deadline.observe(now - self._committed_at)
         self._committed_at, standing.fresh = now, False
         watch.trust()
+        if standing.new and not self.line.is_loaded_from:
+            watch.handover.release()
         standing.new.clear()
         if not watch.is_coordinator:
             watch.say(MemberKind.HELD)

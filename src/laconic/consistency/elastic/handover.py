@@ -5,8 +5,9 @@ view yet asks for the state. After the next agreement every member keeps a snaps
 each agreement. The newcomer pulls chunks from all members, repeats the agreements made since, and asks to join when it
 has caught up: then the members have nothing to wait for.
 
-Members answer between steps only, and a newcomer has at most WINDOW chunks under way at each, so that an exchange does
-not compete with it. When the means since a snapshot weigh more than the snapshot, a new one is kept instead.
+Members answer between steps only, and a newcomer has at most a window of chunks under way at each, so that an exchange
+does not compete with it. A window grows while its answers leave the link idle for longer than they take. When the means
+since a snapshot weigh more than the snapshot, a new one is kept instead.
 
 Invariant: a chunk is used only if its checksum is the one that the coordinator gave. Buffers and an optimiser's state
 may differ between members; such chunks come from the coordinator alone.
@@ -17,6 +18,7 @@ from __future__ import annotations
 import json
 import time
 import zlib
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -32,11 +34,13 @@ from laconic.consistency.elastic.replica import Replica
 from laconic.errors import PayloadError
 from laconic.storage.typed_json import to_plain
 from laconic.transports.frame import NOTHING, Frame
+from laconic.transports.zeromq_stripes import QUEUE
 
 CHUNK_NBYTES = 1 << 18
 SMALL_NBYTES = 1 << 20  # a state of at most this size is sent at once, when its newcomer is in the view
 LAG = 2  # a newcomer that is no more behind is sent each mean as it is made
-WINDOW = 4  # chunks under way from one member to one newcomer
+WINDOW = 4  # chunks under way from one member to one newcomer, to begin with
+MOST_WINDOW = 64
 ASK_S = 0.2  # how often a newcomer asks how far the members are
 ANSWER_S = 5.0  # after which a chunk is asked of another member
 LOGGED_NBYTES = 1 << 24  # of means are kept beside a snapshot in any case
@@ -126,6 +130,11 @@ class Handover:
             for member in self._followers:
                 self._line.tell(member, repeated(mean, 0))
 
+    def release(self) -> None:
+        """Give the memory back: whoever has asked has joined. The next newcomer gets a state of its own."""
+        self._asked_at = -IDLE_S
+        self._drop()
+
     def means_since(self, step: int, until: int) -> list[Blob] | None:
         """The means of the agreements from `step` to before `until`; None if one is missing."""
         found = [self._means.get(each) for each in range(step, until)]
@@ -194,6 +203,38 @@ class _Download:
         return cls(blob, torch.empty(blob.nbytes, dtype=torch.uint8), set(range(len(blob.checksums))))
 
 
+class PullWindow:
+    """How many chunks are under way from one member, by when the last ones came.
+
+    All of a window come at once, between two steps of the member: among as many chunks as it has, the longest gap is
+    the time in which the link was idle. If that is more than half of the time, the window is doubled, up to `most`; it
+    is halved when it is less than a fifth.
+    """
+
+    def __init__(self, most: int = MOST_WINDOW) -> None:
+        self.size, self._most = WINDOW, most
+        self._latest: float | None = None
+        self._gaps: list[float] = []
+
+    def pause(self) -> None:
+        """Nothing is asked for a while: the next wait says nothing about the link."""
+        self._latest, self._gaps = None, []
+
+    def came(self, now: float) -> None:
+        """Note a chunk."""
+        if self._latest is not None:
+            self._gaps.append(now - self._latest)
+        self._latest = now
+        if len(self._gaps) < self.size:
+            return
+        idle_s, took_s = max(self._gaps), sum(self._gaps) - max(self._gaps)
+        if idle_s > took_s and 4 * took_s < ANSWER_S:
+            self.size = min(2 * self.size, self._most)
+        elif 4 * idle_s < took_s:
+            self.size = max(self.size // 2, WINDOW)
+        self._gaps = []
+
+
 class Loader:
     """A newcomer's side: pulls the state, and the means of later agreements, until it has caught up.
 
@@ -220,6 +261,9 @@ class Loader:
         self._downloads: list[_Download] = []  # in the order in which they are applied
         self._asked_at, self._states, self._view, self._is_verified = 0.0, 0, 0, False
         self._digests: dict[int, int] = {}  # of the weights after the last steps
+        # A member that spreads messages over connections waits where their queues are full.
+        most = MOST_WINDOW if line.connections == 1 else QUEUE * line.connections
+        self._windows = defaultdict[int, PullWindow](lambda: PullWindow(most))
 
     def go_on(self, view: View) -> None:
         """Use what has come, and ask for what is missing; does not wait."""
@@ -266,9 +310,12 @@ class Loader:
         self._downloads += map(_Download.of, due)
 
     def _pull(self, view: View) -> None:
-        """Ask members for missing chunks, WINDOW of each at a time."""
+        """Ask members for missing chunks, a window of each at a time."""
         now = time.monotonic()
-        free = {member: WINDOW for member in view.ids if self._line.has_reached(member)}
+        if not self._downloads:
+            for window in self._windows.values():
+                window.pause()
+        free = {member: self._windows[member].size for member in view.ids if self._line.has_reached(member)}
         for load in self._downloads:
             load.asked = {c: (m, at) for c, (m, at) in load.asked.items() if m in free and now - at < ANSWER_S}
             for member, _ in load.asked.values():
@@ -300,6 +347,7 @@ class Loader:
         room.copy_(data)
         self.received_nbytes += data.numel()
         load.missing.remove(chunk)
+        self._windows[message.sender].came(time.monotonic())
         while self._downloads and not self._downloads[0].missing:
             self._finish(self._downloads.pop(0))
 

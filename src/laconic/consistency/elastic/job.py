@@ -126,12 +126,12 @@ class ElasticJob(Job):
         agrees = work.step()
         group.standing.at_stake = work.made
         if agrees:
-            work.write(self._wire.values)
+            self._write(group)
             while (mean := group.agree(work.samples, work.of_all)) is None:
                 if not self._goes_on():
                     self._abandon()
                     return False
-                work.write(self._wire.values)
+                self._write(group)
             waited = time.perf_counter() - begun
             if self._options.leaves_out:
                 self._wire.renew()  # a dropped one may still be on its way
@@ -210,6 +210,11 @@ class ElasticJob(Job):
         is_same = group.standing.step == step and rejoined == self.rejoined
         return is_same and group.standing.parts == self._parts and group.view.ids[: len(ids)] == ids
 
+    def _write(self, group: Group) -> None:
+        """Write the vector that the members of the present view agree on."""
+        self._work.be_alone(group.is_alone)
+        self._work.write(self._wire.values)
+
     def _commit(self, mean: Mean) -> bool:
         """Apply the agreed values; False if it is unknown whether another member has."""
         group, ids = self._present(), self._present().view.ids
@@ -217,6 +222,7 @@ class ElasticJob(Job):
         mean = mean._replace(included=tuple(place for place in mean.included if place < parts))
         division = self._work.division(ids[:parts])
         group.note(mean, division)
+        self._work.be_alone(group.is_alone)
         self._work.apply(mean.values, division, mean.included, mean.paces)
         if self._replica.coded_numel:
             self._replica.extra["included"] = [ids[place] for place in mean.included]

@@ -60,7 +60,7 @@ class Line:
     """One worker's ZeroMQ transport in a group."""
 
     def __init__(self, meeting: Meeting, number: int, silence_s: float, connections: int = 1) -> None:
-        self.meeting, self.id = meeting, number
+        self.meeting, self.id, self.connections = meeting, number, connections
         self.view = View(0, (), "", 0.0)
         self.newcomers: dict[int, Newcomer] = {}  # by number
         self.wishes: deque[MemberMessage] = deque(maxlen=MAX_WISHES)  # of newcomers that load; see `handover.py`
@@ -220,6 +220,11 @@ class Line:
         self.handed.clear()
         self.progress = ExchangeProgress(view)
         self.busy &= set(view.ids)  # an evaluation goes on whoever comes or goes
+
+    @property
+    def is_loaded_from(self) -> bool:
+        """Whether a newcomer outside the view loads the state."""
+        return any(time.monotonic() - at < LOADING_S for m, at in self._loading.items() if m not in self.view.ids)
 
     def reached_newcomers(self) -> dict[int, Newcomer]:
         """The newcomers that have asked to join; those out of reach are dropped."""

@@ -291,6 +291,7 @@ class Membership:
     def _repeat(self, values: Tensor, step: int, about: AgreementNote) -> None:
         """Apply the mean of an agreement that this worker had no part in."""
         self.work.abandon()
+        self.work.be_alone(about.alone)
         self.work.apply(values, about.parts, about.included, dict(about.paces))
         if self.replica.coded_numel:
             self.replica.extra["included"] = list(about.ids)

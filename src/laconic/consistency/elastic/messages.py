@@ -64,12 +64,14 @@ class AgreementNote:
         included: the places, in the view, of those who contributed.
         ids: their numbers.
         paces: all members' speed.
+        alone: it was made by the only member of a view.
     """
 
     parts: Parts
     included: tuple[int, ...]
     ids: tuple[int, ...]
     paces: Paces
+    alone: bool = False
 
 
 @dataclass(frozen=True)

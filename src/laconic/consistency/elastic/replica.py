@@ -208,6 +208,9 @@ class StepWork:
         usual = sorted(paces.values())[len(paces) // 2]
         return tuple(max(1, _SECOND // paces.get(member, usual)) for member in ids)
 
+    def be_alone(self, alone: bool) -> None:
+        """Say whether the next vector is that of a view's only member, which sends it to nobody."""
+
     def share(self, parts: Parts, place: int) -> Tensor:
         """The samples of this worker's next step, as the one at `place` of `parts` members; else none."""
         shares = self._replica.ledger.shares(parts)
@@ -251,18 +254,21 @@ class BlockWork(StepWork):
 
     Cost: a copy of the weights and of the optimiser's state a block, to go back to.
 
-    `relative`: see `Blocks`.
+    `relative`: see `Blocks`. A member alone offers its weights themselves, so that who repeats the block has its bits.
     """
 
     def __init__(self, replica: Replica, mode: BlockMode, *, relative: bool) -> None:
         assert mode.period is not None
         super().__init__(replica)
-        self._mode, self.period = mode, mode.period
-        self._blocks = Blocks(mode, replica.weights.values, relative=relative)
+        self._mode, self.period, self._relative = mode, mode.period, relative
+        self._blocks = Blocks(mode, replica.weights.values, relative=relative, repeated=True)
         self._saved: tuple[Any, Any] | None = None
         self._shares: list[list[Tensor]] = []
         self._place = 0
         replica.extra |= {"steps": 0, **self._blocks.held}
+
+    def be_alone(self, alone: bool) -> None:
+        self._blocks.relative = self._relative and not alone
 
     @property
     def made(self) -> int:
