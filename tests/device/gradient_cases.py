@@ -15,8 +15,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 import laconic
 from laconic.codecs.casts import NoneCodec
+from laconic.codecs.device.streams import PinnedMemory, mark
 from laconic.errors import DeviceMemoryError, LaconicError, Mismatch, PeerLost
 from laconic.exchange import staging
+from laconic.exchange.loss_scale import LossScale
 from laconic.exchange.residuals import Residual
 from laconic.parallel.pipeline.balance import _timed
 
@@ -177,6 +179,7 @@ def residuals_of_slow_streams_are_waited_for(rank: int, controls: Any) -> None:
         patch.setattr(Residual, "_encode", slowly)
         encode(one, 1)
         encode(other, 2)
+        torch.accelerator.synchronize(torch.device(DEVICE))
         assert left.total().tolist() == [2.0] * 8
         encode(one, 3)
         with other:
@@ -228,6 +231,18 @@ def copies_are_pinned_and_nobody_waits_for_a_device(rank: int, controls: Any) ->
             assert changed[name] == 0, (overlap, changed)
         job.finish()
         job.close()
+
+
+def pinned_memory_is_free_when_it_has_been_copied(rank: int, controls: Any) -> None:
+    memory, other = PinnedMemory(), torch.zeros(8, device=DEVICE)
+    first = memory.take(8, torch.float32, other.device)
+    controls.slow_fill(other, 0.0, SLOW_MS)
+    copied = mark(other)
+    memory.give(first, copied)
+    second = memory.take(8, torch.float32, other.device)
+    assert second.data_ptr() != first.data_ptr()
+    copied.synchronize()
+    assert memory.take(8, torch.float32, other.device).data_ptr() == first.data_ptr()
 
 
 def _linear_model() -> nn.Module:
@@ -486,6 +501,18 @@ def residuals_follow_the_scale_of_the_loss(rank: int, controls: Any) -> None:
         assert torch.equal(one.cpu(), other.cpu())
 
 
+def a_scale_that_is_made_late_is_waited_for(rank: int, controls: Any) -> None:
+    class Scaler(torch.amp.GradScaler):
+        def scale(self, outputs: Any) -> Any:
+            scale = torch.empty_like(outputs)
+            controls.slow_fill(scale, 512.0, SLOW_MS)
+            return scale
+
+    scale = LossScale(Scaler("cpu"))
+    scale.note(torch.zeros(3, device=DEVICE))
+    assert scale.change() == 512.0
+
+
 def ranks_with_and_without_a_device_share_buckets(rank: int, controls: Any) -> None:
     """Gradients of a device go in DDP's buckets, and so do those of all other ranks: the bits of two devices."""
 
@@ -536,8 +563,10 @@ def a_model_on_the_second_device(rank: int, controls: Any) -> None:
             job.finish()
             assert all(abs(float(p.detach().cpu().mean()) + 2) < 0.1 for p in model.parameters())
             job.close()
-    with staging.Staging().copying(torch.device(device)):
-        pass
+    before = torch.accelerator.current_stream(device)
+    with staging.Staging().copying(torch.device(device)) as stream:
+        assert torch.accelerator.current_stream(device) == stream != before
+    assert torch.accelerator.current_stream(device) == before
     assert controls.current_device() == 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from itertools import cycle, product
 from typing import Any
 
@@ -99,8 +100,12 @@ def test_at_length(number: int, at_length: tuple[int, list[dict[str, Any]]]) -> 
         _check(case, [found])
 
 
-def _through_ddp(wrapped: bool) -> tuple[list[float], int]:
-    """The same training with the plain model, and with a DDP one whose own communication is to rest."""
+def _through_ddp(way: str) -> tuple[list[float], int]:
+    """The same training with the plain model, and with a DDP one whose own communication is to rest.
+
+    Gradients are accumulated once the job no longer watches whether they are: by `no_sync`, or DDP's attribute.
+    """
+    wrapped = way != "plain"
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     torch.manual_seed(0)
@@ -113,10 +118,13 @@ def _through_ddp(wrapped: bool) -> tuple[list[float], int]:
     draws, losses = torch.Generator().manual_seed(dist.get_rank()), []
     with laconic.distribute(model, optimizer, codec="dynamic8") as job:
         no_sync = model.no_sync if wrapped else job.no_sync  # type: ignore[attr-defined]
-        for _ in range(6):
+        for step in range(8):
             optimizer.zero_grad()
-            with no_sync():
-                model(torch.randn(8, 20, generator=draws)).square().mean().backward()
+            if step > 3:
+                with nullcontext() if way == "attribute" else no_sync():
+                    model.require_backward_grad_sync = not wrapped
+                    model(torch.randn(8, 20, generator=draws)).square().mean().backward()
+            model.require_backward_grad_sync = True
             loss = model(torch.randn(8, 20, generator=draws)).square().mean()
             loss.backward()
             optimizer.step()
@@ -137,6 +145,7 @@ _never.__annotations__.update(bucket=dist.GradBucket, **{"return": torch.futures
 
 @pytest.mark.processes
 def test_a_ddp_model_leaves_all_communication_to_the_job() -> None:
-    plain, wrapped = (run_local(2, _through_ddp, (each,), timeout_s=100) for each in (False, True))
-    assert plain == wrapped
-    assert [asked for _, asked in wrapped] == [0, 0]
+    plain, *others = (run_local(2, _through_ddp, (each,), timeout_s=100) for each in ("plain", "no_sync", "attribute"))
+    for wrapped in others:
+        assert plain == wrapped
+        assert [asked for _, asked in wrapped] == [0, 0]
