@@ -60,9 +60,16 @@ class Unwilling:
         raise TypeError("on purpose")
 
 
+class Score(Unwilling):
+    """A float that cannot be sent."""
+
+    def __float__(self) -> float:
+        return 1.0
+
+
 def strange(trial: Trial) -> float:
     """Returns what no float can hold, what cannot be sent to another process, or a value."""
-    return [10**400, lambda: None, Unwilling(), 1.0][trial.params["b"]]  # type: ignore[return-value]
+    return [10**400, lambda: None, Unwilling(), Score()][trial.params["b"]]  # type: ignore[return-value]
 
 
 def curve(trial: Trial) -> float:
