@@ -1,7 +1,7 @@
 """Two sites behind routers, 40 ms apart, train shakespeare-gpt by elastic diloco through kills and an outage.
 
-    python -m benchmarks two-sites --json benchmarks/results/two-sites.json             # some 25 minutes on two cores
-    python -m benchmarks two-sites --short                                              # some 3 minutes; root, iptables
+    python -m benchmarks two-sites --json benchmarks/results/two-sites.json             # needs root and iptables
+    python -m benchmarks two-sites --short                                              # to see that it works
 
 A worker at each site, behind a router that masquerades. They share no folder, and meet at a `laconic meet` that relays
 on a third host. The same training is made undisturbed, and disturbed: by kills of the workers in turn, each of which
@@ -47,13 +47,13 @@ LONGEST_S = 600.0  # without a committed step
 class Size:
     """How much is trained, and what happens meanwhile."""
 
-    steps: int = 1900
+    steps: int = 1000
     period: int = 20
     kills: int = 20
     outage_s: float = 60.0
 
 
-SHORT = Size(240, 10, 2, 6.0)
+SHORT = Size(120, 20, 2, 6.0)
 
 
 def work(meeting: str, environment: dict[str, str], folder: str, site: int, seed: int, size: Size) -> None:
@@ -184,7 +184,7 @@ def _is_over(sites: Sites) -> bool:
 
 Json = Annotated[Path | None, typer.Option("--json", help="Where to keep the figures; what is there is kept.")]
 Seeds = Annotated[int, typer.Option(min=1, help="Trainings of each kind.")]
-Short = Annotated[bool, typer.Option("--short", help="240 steps, 2 kills and 6 s, to see that it works.")]
+Short = Annotated[bool, typer.Option("--short", help="120 steps, 2 kills and 6 s, to see that it works.")]
 
 
 def main(output: Json = None, seeds: Seeds = 1, short: Short = False) -> None:

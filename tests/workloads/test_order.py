@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from fractions import Fraction
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,10 +12,30 @@ from hypothesis import strategies as st
 
 from laconic.errors import BadInput
 from laconic.exchange.checkpoints import Cursor
-from laconic.workloads.order import EpochOrder, SampleLedger, permutation
+from laconic.workloads.order import EpochOrder, SampleLedger, permutation, weighted_part
 
 # What a block meets: how many workers there are, which of them are dropped, whether it is lost, and how many steps.
 BLOCK = st.tuples(st.integers(1, 7), st.sets(st.integers(0, 6)), st.booleans(), st.integers(1, 4))
+
+
+@given(st.integers(0, 12), st.lists(st.integers(1, 9), min_size=1, max_size=3).map(tuple))
+def test_weighted_shares_let_the_slowest_wait_least(total: int, weights: tuple[int, ...]) -> None:
+    ends = [weighted_part(total, index, weights) for index in range(len(weights))]
+    assert ends[0][0] == 0
+    assert ends[-1][1] == total
+    assert all(one[1] == other[0] for one, other in itertools.pairwise(ends))
+    longest = max(Fraction(stop - start, weight) for (start, stop), weight in zip(ends, weights, strict=True))
+    every = (sizes for sizes in itertools.product(range(total + 1), repeat=len(weights)) if sum(sizes) == total)
+    assert longest == min(max(map(Fraction, sizes, weights)) for sizes in every)
+
+
+@pytest.mark.parametrize("slow", range(4))
+@pytest.mark.parametrize("weight", [198, 200, 202])
+def test_a_member_five_times_slower_gets_a_fifth_wherever_it_is(slow: int, weight: int) -> None:
+    """One sample too many would let the three others wait for half of a step."""
+    weights = tuple(weight if member == slow else 1000 for member in range(4))
+    sizes = [stop - start for start, stop in (weighted_part(32, index, weights) for index in range(4))]
+    assert sizes == [2 if member == slow else 10 for member in range(4)]
 
 
 @given(

@@ -11,9 +11,11 @@ without replaying what came before.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Collection
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -46,15 +48,26 @@ Parts = int | tuple[int, ...]  # how many equal shares, or the weight of each sh
 
 
 def weighted_part(total: int, index: int, parts: Parts) -> tuple[int, int]:
-    """As `part`; with weights, shares are as large as these say.
+    """As `part`; with weights, shares are such that max(size/weight), the time of the slowest, is least.
+
+    A share is first rounded down; each sample that is left goes to who would have made it first.
 
     >>> [weighted_part(10, index, (4, 1)) for index in range(2)]
     [(0, 8), (8, 10)]
     """
     if isinstance(parts, int):
         return part(total, index, parts)
-    before, weight = sum(parts[:index]), sum(parts)
-    return total * before // weight, total * (before + parts[index]) // weight
+    return _ends(total, parts)[index : index + 2]  # type: ignore[return-value]
+
+
+@functools.lru_cache(maxsize=64)
+def _ends(total: int, weights: tuple[int, ...]) -> tuple[int, ...]:
+    """Zero, and where each weighted share ends."""
+    sizes = [total * weight // sum(weights) for weight in weights]
+    for _ in range(total - sum(sizes)):
+        first = min(range(len(sizes)), key=lambda member: Fraction(sizes[member] + 1, weights[member]))
+        sizes[first] += 1
+    return tuple(itertools.accumulate(sizes, initial=0))
 
 
 def count(parts: Parts) -> int:
