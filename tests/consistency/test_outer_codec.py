@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 import laconic
 from laconic.errors import BadInput
-from laconic.exchange.noise import BLOCKS, CANDIDATES, window_of
+from laconic.exchange.noise import CANDIDATES
+from laconic.exchange.noise_estimates import BLOCKS, window_of
 from laconic.transports import run_threads
 
 STEPS = 41  # none is under way at the end

@@ -19,20 +19,19 @@ from torch.nn.parallel import DistributedDataParallel
 import laconic
 from laconic.errors import BadInput, UnknownName
 from laconic.exchange.layout import BucketInfo, Entry
-from laconic.exchange.noise import (
-    CANDIDATES,
+from laconic.exchange.noise import CANDIDATES, NoiseCodec
+from laconic.exchange.noise_estimates import (
     PER_LAYER,
     RUN,
     RUNS,
     STEPS,
     WINDOW,
     LayerNoise,
-    NoiseCodec,
     Sample,
     choose_within,
     signal_and_noise,
     window_of,
-)  # fmt: skip
+)
 from laconic.exchange.options import Options
 from laconic.exchange.state import CompressionState
 from laconic.transports import run_threads
