@@ -8,12 +8,14 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import laconic
 from laconic.consistency.elastic.meeting import Meeting, read_events
@@ -59,6 +61,16 @@ def _begun(folder: Path, *leave_after: int | None, **options: Any) -> list[Train
     return workers
 
 
+def _late_steps_wait_for_the_last_of(workers: list[Trainer]) -> Callable[[Tensor], None]:
+    """A `spoil` by which a training is not over before the newcomer, on a crowded machine, has come."""
+
+    def wait(_: Tensor) -> None:
+        if len(workers) > 2 and workers[1].calls > 200 and not workers[-1].calls:
+            time.sleep(0.05)
+
+    return wait
+
+
 def test_a_loss_that_cannot_be_published_is_waited_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = Disk(monkeypatch, "view", "id", "events")
     workers = _begun(tmp_path, 40, None, None)
@@ -76,7 +88,8 @@ def test_a_loss_that_cannot_be_published_is_waited_with(tmp_path: Path, monkeypa
 
 def test_members_train_on_while_a_newcomer_cannot_be_taken_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = Disk(monkeypatch, "view", "events")
-    workers = _begun(tmp_path, None, None)
+    workers: list[Trainer] = []
+    workers += _begun(tmp_path, None, None, spoil=_late_steps_wait_for_the_last_of(workers))
     disk.full = True
     workers.append(Trainer(tmp_path, **OPTIONS))
     until(lambda: disk.refused)
@@ -243,9 +256,10 @@ FAULTS: dict[str, tuple[Callable[[Path], None], Callable[[Path], None]]] = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_real_disk_that_fails_for_a_while(fault: str, small_disk: Path) -> None:
-    """One worker leaves and another comes while it fails."""
+    """One worker leaves and another comes while it fails; the others wait with their last steps until it has come."""
     spoil, mend = FAULTS[fault]
-    workers = _begun(small_disk / "members", 60, None, None)
+    workers: list[Trainer] = []
+    workers += _begun(small_disk / "members", 60, None, None, spoil=_late_steps_wait_for_the_last_of(workers))
     spoil(small_disk)
     workers[0].ended()
     workers.append(Trainer(small_disk / "members", **OPTIONS))
