@@ -111,9 +111,12 @@ class Sites:
         return all(job.processes[0].pid in pids for job in self.jobs)
 
     def revive(self) -> None:
-        """Start again who has died, as systemd would."""
+        """Start again who has died, as systemd would, and say why one ended that was not killed."""
         for site, job in enumerate(self.jobs):
-            if job.processes[0].exitcode not in (None, 0):
+            code = job.processes[0].exitcode
+            if code not in (None, 0):
+                if code != -signal.SIGKILL:
+                    typer.echo(f"site {site} ended: {job.outcomes(1.0)[0].error}", err=True)
                 time.sleep(AGAIN_S)
                 self.jobs[site] = self.start(site)
 
@@ -158,8 +161,9 @@ def _disturbed(sites: Sites, house: Server, kills: int, outage_s: float) -> dict
         _, what = due.pop(0)
         done.append((what, time.monotonic()))
         if what == "kill":
-            victim = len(done) % 2
-            os.kill(sites.jobs[victim].processes[0].pid or 0, signal.SIGKILL)
+            victim = sites.jobs[len(done) % 2].processes[0]
+            victim.kill()
+            victim.join(PATIENCE_S)  # else the next kill that is due may find both together still
         else:
             house.end()
             time.sleep(outage_s)
