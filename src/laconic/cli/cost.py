@@ -29,8 +29,8 @@ def cost(
     input_type: Type = None,
     optimizer: Rule = None,
     evaluate: Annotated[bool, typer.Option("--eval", help="Count evaluation mode, without gradients.")] = False,
-    methods: Annotated[bool, typer.Option("--methods", help="Work and depth of convolutions by method.")] = False,
-    rate: Annotated[float, amount_option("Samples a second, for the power of memory.")] = 20.0,
+    methods: Annotated[bool, typer.Option("--methods", help="Print work and depth of convolution methods.")] = False,
+    rate: Annotated[float, amount_option("Samples per second, to compute memory power.")] = 20.0,
     json: Json = False,
 ) -> None:
     """Count parameters, operations, depth, memory and energy of a model, without running it."""

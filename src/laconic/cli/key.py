@@ -14,7 +14,7 @@ from laconic.errors import BadInput
 WORDS = ("new", "show", "admit", "revoke")
 Words = Annotated[list[str], typer.Argument(
     help="FILE: write a key for all to share. new FILE: write a member's own. show FILE: print its public half. "
-    "admit MEETING KEY [NAME], revoke MEETING KEY: change the list of who may come.",
+    "admit MEETING KEY [NAME], revoke MEETING KEY: change the list of admitted members.",
 )]  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from laconic.consistency.elastic.places.server import MeetingServer, meeting_sec
 from laconic.transports.relay import PORTS, RelayServer
 from laconic.transports.zeromq_keys import KEY_VARIABLE, host_to_bind, is_loopback, read_key
 
-Port = Annotated[int, typer.Option(min=0, max=65535, help="Where to listen; 0 takes any free port.")]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes any free port.")]
 Folder = Annotated[Path, typer.Option(help="Folder that keeps the jobs; use the same one after a restart.")]
 Relay = Annotated[int | None, typer.Option(min=1, max=65000, help="Relay for members behind routers, at this port.")]
 KeyFile = Annotated[Path | None, typer.Option(help=f"The job's key; default: what {KEY_VARIABLE} holds.")]

@@ -27,7 +27,7 @@ def schedule(
     collective: Annotated[str, typer.Option(help="all_reduce, reduce, broadcast, reduce_scatter, …")] = "all_reduce",
     segment: Annotated[int | None, typer.Option(help="ring: the most values in one message.")] = None,
     root: Annotated[int | None, typer.Option(help="reduce, broadcast: the root's rank.")] = None,
-    hosts: Annotated[int | None, typer.Option(help="hierarchical: how many hosts.")] = None,
+    hosts: Annotated[int | None, typer.Option(help="hierarchical: number of hosts.")] = None,
     inner: Annotated[str | None, typer.Option(help="hierarchical: algorithm inside a host.")] = None,
     outer: Annotated[str | None, typer.Option(help="hierarchical: algorithm among the hosts.")] = None,
     json: Json = False,
@@ -67,14 +67,14 @@ def simulate(
         "10gbit,5us"
     ),
     itemsize: Annotated[int, typer.Option(help="Bytes per value.")] = 4,
-    hosts: Annotated[int | None, typer.Option(help="hierarchical: how many hosts.")] = None,
+    hosts: Annotated[int | None, typer.Option(help="hierarchical: number of hosts.")] = None,
     segment: Annotated[int | None, typer.Option(help="ring: the most values in one message.")] = None,
     closed_form: Annotated[bool, typer.Option("--closed-form", help="The closed form only; no simulation.")] = False,
     json: Json = False,
 ) -> None:
     """Simulate a collective under LogGP, and print its closed form and lower bound beside it.
 
-    Where there are too many messages to simulate, the closed form answers alone, and says so.
+    With too many messages to simulate, it prints only the closed form, and says so.
     """
     begun = time.perf_counter()
     name = "all_reduce" if collective in ("allreduce", "all-reduce") else collective.replace("-", "_")

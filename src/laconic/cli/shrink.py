@@ -42,13 +42,13 @@ def shrink(
     scope: Annotated[str, typer.Option(help="Distribute a density over layers: lamp, global, layer.")] = "lamp",
     structured: Annotated[bool, typer.Option("--structured", help="Prune whole rows, such as filters.")] = False,
     rounds: Annotated[int, typer.Option(help="Rounds of pruning and retraining a workload.")] = 4,
-    epochs: Annotated[int | None, count_option("Of training and each retraining; default: the workload's.")] = None,
-    seed: Annotated[int, count_option("Of a workload.", least=0)] = 0,
+    epochs: Annotated[int | None, count_option("Epochs of each (re)training; default: the workload's.")] = None,
+    seed: Annotated[int, count_option("Seed of a workload.", least=0)] = 0,
     key: Annotated[str | None, typer.Option(help="Entry of a checkpoint that holds the state_dict.")] = None,
     folder: Annotated[Path | None, typer.Option(help="Keep intermediate results here, to resume from.")] = None,
     json: Json = False,
 ) -> None:
-    """Prune, quantize and encode a model; weight files as they are, workloads with retraining."""
+    """Prune, quantize and encode a model: a weight file without retraining, or a workload with it."""
     plan = Plan(density, bits, share, scope, structured, rounds, bit_price=bit_price)
     if output.is_dir() or any(parent.is_file() for parent in output.parents):
         raise BadInput(f"{output} cannot be written: it is a folder, or within a file")

@@ -24,8 +24,8 @@ AHEAD_S = 5.0  # a clock that is more than this ahead is told of
 
 def status(
     meeting: Annotated[str, typer.Argument(help="Where the job meets: a folder, tcp://… or etcd://….")],
-    watch: Annotated[bool, typer.Option("--watch", help="Show it again every two seconds, until Ctrl-C.")] = False,
-    prometheus: Annotated[int | None, count_option("Serve it as metrics of Prometheus on this loopback port.")] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Refresh every two seconds, until Ctrl-C.")] = False,
+    prometheus: Annotated[int | None, count_option("Serve Prometheus metrics on this loopback port.")] = None,
     json: Json = False,
 ) -> None:
     """Show the members of an elastic job, their steps and waits, and the last losses."""

@@ -14,7 +14,7 @@ from laconic.cli.catalogue import catalogue
 def warm() -> None:
     """Compile all kernels ahead of time into Numba's cache, for example in a container image.
 
-    The cache is the folder that NUMBA_CACHE_DIR names, or beside the package, or the user's.
+    The cache is in NUMBA_CACHE_DIR if that is set, else beside the package or in the user's cache folder.
     """
     begun = time.perf_counter()
     groups = sum(1 for _ in compile_all())

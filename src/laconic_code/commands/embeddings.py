@@ -45,22 +45,22 @@ def graph(
 def embed(
     paths: Annotated[list[Path], typer.Argument(help="Programs, or folders of them.")],
     output: Annotated[Path, typer.Option("-o", help="The file to write.")] = Path("code.safetensors"),
-    distance: Annotated[int, typer.Option(help="Edges between a statement and those of its context.")] = 2,
+    distance: Annotated[int, typer.Option(help="Most edges between a statement and its context.")] = 2,
     fan_out: Annotated[
         int, typer.Option(help="Follow at most this many neighbours of a statement, drawn at random by the seed.")
     ] = embedding.FAN_OUT,
     cutoff: Annotated[int, typer.Option(help="Statements that occur less often share one vector.")] = 2,
-    dim: Annotated[int, typer.Option(help="Dimension of the vectors.")] = 200,
+    dim: Annotated[int, typer.Option(help="Dimension of the embeddings.")] = 200,
     epochs: Annotated[int, typer.Option(help="Passes over the pairs.")] = 5,
-    threshold: Annotated[float, typer.Option(help="Statements more frequent than this lose pairs; 0 keeps all.")] = 0.0,
-    seed: Annotated[int, count_option("Of everything that is drawn.", least=0)] = 0,
+    threshold: Annotated[float, typer.Option(help="Subsample statements more frequent than this; 0 keeps all.")] = 0.0,
+    seed: Annotated[int, count_option("Seed of all random draws.", least=0)] = 0,
     prelude: Prelude = None,
     std: Standard = "",
     cache: Annotated[Path | None, typer.Option(help="Keep programs and epochs here, to resume from.")] = None,
     ranks: Ranks = 1,
     json: Json = False,
 ) -> None:
-    """Train vectors of statements on programs, by their neighbours in the flow graph."""
+    """Train statement embeddings on programs, from neighbours in the flow graph."""
     how = {
         "distance": distance, "fan_out": fan_out, "cutoff": cutoff, "dim": dim, "epochs": epochs,
         "threshold": threshold, "seed": seed, "prelude": str(prelude) if prelude else None, "standard": std,
@@ -92,7 +92,7 @@ def analogies(
     asked: Annotated[Path | None, typer.Option("--questions", help="Use the analogy questions of this file.")] = None,
     json: Json = False,
 ) -> None:
-    """Ask an embedding analogies and compare distances, beside what was published."""
+    """Test analogies and distances of an embedding, and compare with the published results."""
     found = archives.published() if file is None else embedding.load(file)
     if plane is not None:
         files.replace(plane, chart.page(found, "published embedding" if file is None else file.name))

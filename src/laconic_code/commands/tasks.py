@@ -16,12 +16,12 @@ from laconic_code.networks import Fitting
 from laconic_code.programs import TREES
 
 Platform = Annotated[list[str] | None, typer.Option(help="Only this one; may be repeated. Default: all.")]
-Seed = Annotated[int, count_option("Of the embedding and the classifiers.", least=0)]
-Trees = Annotated[int, count_option("Of each forest.")]
+Seed = Annotated[int, count_option("Seed of the embedding and the classifiers.", least=0)]
+Trees = Annotated[int, count_option("Trees of each forest.")]
 Cache = Annotated[
     Path | None, typer.Option(help="Keep compiled programs and predictions in this folder, and resume from it.")
 ]
-Epochs = Annotated[int, count_option("Train the networks, too, for so many epochs.", "--networks", least=0)]
+Epochs = Annotated[int, count_option("Also train the networks, for this many epochs.", "--networks", least=0)]
 
 
 def map_(
@@ -40,12 +40,12 @@ def map_(
 
 
 def coarsen(platform: Platform = None, seed: Seed = 204, json: Json = False) -> None:
-    """Predict by which factor to coarsen the threads of kernels, leaving one kernel out at a time."""
+    """Predict the best thread-coarsening factor of each kernel from all other kernels."""
     echo_results(coarsening.run(platform or tuple(coarsening.PUBLISHED), seed, tell), json)
 
 
 def classify(
-    folder: Annotated[Path, typer.Argument(help="A folder with a folder of programs for each class.")],
+    folder: Annotated[Path, typer.Argument(help="A folder with one folder of programs per class.")],
     folds: Annotated[int, typer.Option(help="Number of folds of cross-validation.")] = 5,
     seed: Seed = 0,
     trees: Trees = TREES,
@@ -55,7 +55,7 @@ def classify(
     std: Standard = "",
     json: Json = False,
 ) -> None:
-    """Learn the classes of programs in folders; report accuracies with intervals, and a confusion matrix."""
+    """Classify the programs in folders; report accuracies with intervals, and a confusion matrix."""
     how = classes.ClassificationSpec(folds, seed, trees, cache, Dialect(prelude, std), fitting_for(epochs, seed))
     with progress_bar("programs, then epochs", quiet=json) as progress:
         record = classes.run(folder, how, progress)

@@ -19,10 +19,10 @@ def codecs(
     threads: Annotated[int, typer.Option(help="Threads of torch and of the kernels.")] = 1,
     repeats: Annotated[int, typer.Option(help="Timed repeats, after one untimed.")] = 9,
     codec: Annotated[list[str] | None, typer.Option(help="A codec spec; repeat it for more. Default: all.")] = None,
-    peers: Annotated[bool, typer.Option(help="Measure other packages too.")] = True,
+    peers: Annotated[bool, typer.Option(help="Also measure other packages.")] = True,
     json: Json = False,
 ) -> None:
-    """Time every codec beside memcpy and its peers, on N(0,1) values."""
+    """Time every codec on N(0,1) values, and compare with memcpy and other packages."""
     with progress_bar("codecs", quiet=json) as progress:
         record = codec_speed.run(
             codec or None, numel=numel, threads=threads, repeats=repeats, peers=peers, progress=progress
@@ -53,7 +53,7 @@ def collectives(
     ),
     json: Json = False,
 ) -> None:
-    """Measure every all-reduce algorithm and the engine's own, and judge what auto picks from a fresh probe."""
+    """Measure every all-reduce algorithm and the engine's own, and check auto's choice after a fresh probe."""
     sizes = list(collectives_lab.NUMELS) if numels is None else _sizes(numels)
     record = run_job(ranks, engine, collectives_lab.measure, (sizes, seconds, quick_probe), timeout_s=3600)
     if record is None:
@@ -94,7 +94,7 @@ def memory(
     layers: Annotated[int, count_option("Linear layers.")] = 3,
     json: Json = False,
 ) -> None:
-    """Measure the peak memory of a rank by DDP, compress and distribute, side by side."""
+    """Compare the peak memory of a rank under DDP, compress and distribute."""
     record = memory_lab.run(codec or ["dynamic8", "topk(0.01)"], width, layers, ranks)
     if json:
         return echo_json(record)

@@ -22,7 +22,7 @@ HEADINGS = (
 def step(
     workload: Annotated[str, typer.Option(help="A workload's name, or your own, module:factory.")] = "shakespeare-gpt",
     configs: Annotated[str, typer.Option(help="Such as compress:dynamic8; options after commas.")] = CONFIGS,
-    peers: Annotated[bool, typer.Option(help=f"Measure {', '.join(PEERS)} in the same run.")] = True,
+    peers: Annotated[bool, typer.Option(help=f"Also measure {', '.join(PEERS)}.")] = True,
     hosts: Annotated[int, typer.Option(help="Emulated hosts, one process each.")] = 2,
     link: options.Link = None,
     between: options.Between = None,
@@ -30,11 +30,11 @@ def step(
     blocks: Annotated[int, typer.Option(help="Turns of each configuration; fewer than 5 give no verdict.")] = 5,
     steps: Annotated[int, typer.Option(help="Timed steps per block.")] = 5,
     warm_up: Annotated[int | None, typer.Option(help="Steps before the first block; 3, or 20 with auto.")] = None,
-    seed: Annotated[int, count_option("Of weights and data order.", least=0)] = 0,
+    seed: Annotated[int, count_option("Seed of weights and data order.", least=0)] = 0,
     pin: Annotated[bool, typer.Option(help="Give each host one core of this machine, in turn.")] = True,
     json: Json = False,
 ) -> None:
-    """Time training steps by several configurations in turn, beside computing alone and what the wire allows."""
+    """Time training steps of several configurations in turns, and compare with the bounds of computing and link."""
     named = split(",".join([*(name for name in PEERS if peers and name not in split(configs)), configs]))
     record = measure(StepSpec(workload, named, hosts, link, between, batch, blocks, steps, warm_up, seed, pin))
     if json:

@@ -21,7 +21,7 @@ def doctor(
 ) -> None:
     """Check this installation: versions, engines, network, a GPU if there is one, and short trainings.
 
-    Takes about a minute, and two with a GPU. Ends with exit code 1 if something is wrong, and says what to do about it.
+    Takes about a minute, and two with a GPU. Exits with code 1 if something is wrong, and prints the cure.
     """
     if not record.parent.is_dir():
         raise BadInput(f"the record cannot be written: {record.parent} is no folder")

@@ -39,8 +39,8 @@ Model = Annotated[str | None, typer.Argument(help="A network or workload by name
 def plan(
     model: Model = None,
     ranks: Annotated[int, typer.Option("-n", "--ranks", help="Machines.")] = 4,
-    link: Annotated[str, typer.Option(help="Between two machines: 1gbit,50us.")] = "1gbit,50us",
-    between: Annotated[str | None, typer.Option(help="Between hosts of --per-host machines: 10gbit,20us.")] = None,
+    link: Annotated[str, typer.Option(help="Link between two machines: 1gbit,50us.")] = "1gbit,50us",
+    between: Annotated[str | None, typer.Option(help="Link between hosts of --per-host machines: 10gbit,20us.")] = None,
     per_host: Annotated[int, typer.Option(help="Machines (GPUs) per host, for --between.")] = 1,
     batch: Annotated[int | None, typer.Option(help="Samples per step over all machines. Default: 32 each.")] = None,
     input_shape: Shape = None,
@@ -53,7 +53,7 @@ def plan(
     html: Annotated[Path | None, typer.Option(help="Write a page with charts.")] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the plan as JSON.")] = None,
     batch_schedule: run_options.BatchSchedule = None,
-    run: Annotated[bool, typer.Option("--run", help="Train a workload by it, on local workers.")] = False,
+    run: Annotated[bool, typer.Option("--run", help="Train the workload by this plan, on local workers.")] = False,
     json: Json = False,
 ) -> None:
     """Predict the step time of every way to train a model on N machines, and recommend one."""

@@ -28,7 +28,7 @@ Batch = Annotated[int | None, typer.Option(help="Samples per step over all worke
 BatchSchedule = Annotated[
     str | None, typer.Option(help="grow: grow the batch instead of lowering the rate; grow(2048): up to 2048 samples.")
 ]
-TuningRuns = Annotated[int | None, count_option("How many runs it took to choose these settings.", least=0)]
+TuningRuns = Annotated[int | None, count_option("Number of runs used to choose these settings.", least=0)]
 Resume = Annotated[Path | None, typer.Option(help="Resume this run, runs/<id>, with its own options.")]
 Runs = Annotated[Path, typer.Option(help="Where runs are kept.")]
 TrialWorkers = Annotated[int, count_option("Workers of each trial.", "-n", "--workers")]
