@@ -52,7 +52,7 @@ WARM = "dynamic8"  # until a choice is made, and where a layer has had no gradie
 BUDGET = 0.2  # of the noise's variance, that errors may add: as if the batch were a sixth smaller
 BUFFER_NBYTES = 1 << 16  # buckets are about a layer each, for each has a codec of its own
 SAVES = 0.95  # another choice is taken if it is this much smaller, or the present one is over the budget
-GROWN = 4.0  # residuals that are so many times those of the window before halve the budget until they are not
+GROWN = 4.0  # residuals that are so many times those of the review before, by the same choice, halve the budget
 _log = logging.getLogger("laconic.exchange")
 
 
@@ -106,6 +106,7 @@ class NoiseCodec(CodecChoice):
         noise_scale: tr(Σ)/|G|² over all layers: the batch, in batches of one worker, whose noise is as large as the
             signal.
         share: of the noise, that errors have by the present choice.
+        allowed: the share that they may have: the budget, or half of it while residuals grow.
         spent_s: seconds of a core on the exchange thread for all this, since the start; waits are left out.
     """
 
@@ -123,6 +124,7 @@ class NoiseCodec(CodecChoice):
         self.chosen: dict[int, str] = {}
         self.reviews: list[Review] = []
         self.noise_scale = self.share = math.nan
+        self.allowed = self.budget
         self.spent_s = 0.0
         self.verdict = f"{WARM} until the first steps are measured"
         self._codecs = [codec(spec) for spec in CANDIDATES]
@@ -130,7 +132,8 @@ class NoiseCodec(CodecChoice):
         self._samples: dict[int, Sample] = {}
         self._infos: dict[int, BucketInfo] = {}  # that the samples are of
         self._kept: dict[int, list[Tensor]] = {}  # of this window, by bucket
-        self._residual = math.nan  # squared norm of what all ranks had still to send at the last review
+        self._residual = math.nan  # squared norm of what all had still to send at the last review; NaN: by other codecs
+        self._grown = False
         from laconic.codecs.compiling import compile_planned
 
         compile_planned(self._codecs)
@@ -245,8 +248,9 @@ class NoiseCodec(CodecChoice):
         shares, total = [layer.shares(workers) for layer in layers], sum(layer.numel for layer in layers)
         nbytes = [[each.max_nbytes(layer.numel) for each in self._codecs] for layer in layers]
         weights = [layer.numel / total for layer in layers]
-        grown = residual > GROWN * self._residual  # never, of the first
-        budget, self._residual = self.budget / 2 if grown else self.budget, residual
+        if not math.isnan(self._residual):
+            self._grown = residual > GROWN * self._residual
+        self.allowed = budget = self.budget / 2 if self._grown else self.budget
         moving = [place for place, layer in enumerate(layers) if layer.square > 0]
         picked = [CANDIDATES.index(WARM)] * len(layers)
         chosen = choose_within(
@@ -254,7 +258,7 @@ class NoiseCodec(CodecChoice):
         )
         for place, candidate in zip(moving, chosen, strict=True):
             picked[place] = candidate
-        now = [CANDIDATES.index(self.chosen.get(b, WARM)) for b in buckets]
+        former = now = [CANDIDATES.index(self.chosen.get(b, WARM)) for b in buckets]
 
         def spent(which: list[int]) -> float:
             return sum(weights[p] * shares[p][which[p]] for p in moving)
@@ -270,6 +274,7 @@ class NoiseCodec(CodecChoice):
                 *self._plans[-1:],
                 (step + 1, {b: self._codecs[i] for b, i in zip(buckets, now, strict=True)}),
             ]
+        self._residual = residual if now == former else math.nan
         self.chosen = {b: CANDIDATES[i] for b, i in zip(buckets, now, strict=True)}
         self.share = spent(now)
         names = ("square", "signal", "noise")
@@ -277,7 +282,7 @@ class NoiseCodec(CodecChoice):
         self.noise_scale = noise / signal if signal > 0 else math.inf
         error = sum(layer.errors[i] for layer, i in zip(layers, now, strict=True))
         self.reviews.append(Review(step, square, signal, noise, error, self.share, sent(now), 4 * total))
-        why = "; residuals have grown, so half of it" if grown else ""
+        why = "; residuals have grown, so half of it" if self._grown else ""
         self.verdict = f"reviewed at step {step}: errors are {self.share:.2g} of the noise, {budget:g} allowed{why}"
         _log.info("codec auto, quality noise: %s", self.verdict)
 
@@ -328,6 +333,7 @@ class NoiseCodec(CodecChoice):
             "kept": {str(b): torch.stack(rows) for b, rows in self._kept.items()},
             "samples": {str(b): vars(self._samples[b]) for b in self._kept},
             "numbers": {"scale": self.noise_scale, "share": self.share, "residual": self._residual},
+            "grown": self._grown,
             "verdict": self.verdict,
         }
 
@@ -341,6 +347,7 @@ class NoiseCodec(CodecChoice):
             "kept": {},
             "samples": {},
             "numbers": dict.fromkeys(("scale", "share", "residual"), 0.0),
+            "grown": False,
             "verdict": "",
         }
         check_like(state, like, "the state of quality 'noise'")
@@ -364,7 +371,7 @@ class NoiseCodec(CodecChoice):
         self._samples, self._infos = {int(b): Sample(**sample) for b, sample in state["samples"].items()}, {}
         numbers = state["numbers"]
         self.noise_scale, self.share, self._residual = numbers["scale"], numbers["share"], numbers["residual"]
-        self.verdict = state["verdict"]
+        self._grown, self.verdict = bool(state["grown"]), state["verdict"]
 
 
 def budget_of(quality: str) -> float:
