@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
 import math
@@ -142,11 +143,14 @@ def test_a_choice_is_kept_until_another_is_clearly_smaller_and_given_up_over_the
     assert choice.share <= 0.5
 
 
-def _reviewed(*residuals: float) -> NoiseCodec:
-    """A choice that was reviewed so often."""
+def _reviewed(*residuals: float, losses: dict[int, float] | None = None) -> NoiseCodec:
+    """A choice that was reviewed so often; `losses`: by review, what was reported before it."""
     choice = NoiseCodec(0.5)
     choice.layers = {0: _layer(2.0)}
     for number, residual in enumerate(residuals):
+        if losses and number in losses:
+            choice.loss.report(losses[number])
+            choice.loss.follow(*choice.loss.take())
         choice._decide(12 + number, 2, [0], residual)
     return choice
 
@@ -169,6 +173,19 @@ def test_residuals_of_other_codecs_are_not_compared() -> None:
     halved = _reviewed(1.0, 2.0, 9.0, 0.001)  # by the codec of the halved budget: not known yet to be less
     assert halved.allowed == 0.25
     assert _reviewed(1.0, 2.0, 9.0, 0.001, 0.001).allowed == 0.5
+
+
+def test_a_risen_loss_halves_the_budget_until_it_has_not() -> None:
+    alike = [2.0] * 7
+    assert _reviewed(*alike, losses={0: 1.0, 1: 1.01}).allowed == 0.5
+    risen = _reviewed(*alike[:3], losses={0: 1.0, 1: 1.5, 2: 1.5})
+    assert risen.allowed == 0.125
+    assert risen.share <= 0.125
+    assert "the reported loss has risen, so 1/4 of it" in risen.verdict
+    assert _reviewed(*alike, losses={0: 1.0, 1: 1.5, 2: 1.5, 4: 0.9}).allowed == 0.25
+    assert _reviewed(*alike, losses={0: 1.0, **dict.fromkeys(range(1, 7), math.nan)}).allowed == 0.0625  # at least
+    assert _reviewed(2.0, losses={0: math.inf}).allowed == 0.25
+    assert _reviewed(*alike, losses={0: -5.0, 1: -4.99, 2: -4.0}).allowed == 0.25
 
 
 def test_windows() -> None:
@@ -284,37 +301,169 @@ def test_a_resumed_training_has_the_same_bits(kept_at: int) -> None:
     run_threads(2, work)
 
 
-def test_what_is_not_as_usual_is_handled() -> None:
-    """Batch norm, a frozen layer, one without gradients, a sparse embedding, several backwards a step."""
+def _begun(transport: Any, model: nn.Module, **options: Any) -> tuple[torch.optim.Optimizer, Any]:
+    optimizer, world = torch.optim.SGD(model.parameters(), 0.05), laconic.World(transport)
+    given: dict[str, Any] = {"codec": "auto", "quality": "noise", "overlap": False, **options}
+    return optimizer, laconic.distribute(model, optimizer, world=world, **given)
 
-    def work(transport: Any) -> Tensor:
-        model = nn.ModuleDict({
-            "table": nn.Embedding(50, 64, sparse=True), "frozen": nn.Linear(64, 64), "norm": nn.BatchNorm1d(64),
-            "last": nn.Linear(64, 64), "unused": nn.Linear(64, 64),
-        })  # fmt: skip
-        with torch.no_grad():
-            for number, parameter in enumerate(model.parameters()):
-                parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number)) / 8)
-        model["frozen"].requires_grad_(False)
-        optimizer = torch.optim.SGD(model.parameters(), 0.01)
-        world = laconic.World(transport)
-        with laconic.distribute(model, optimizer, codec="auto", quality="noise", world=world, overlap=False) as job:
-            for step in range(45):
-                optimizer.zero_grad(set_to_none=False)
-                for part in range(2):
-                    drawn = torch.Generator().manual_seed(100 * step + 10 * transport.rank + part)
-                    rows = model["table"](torch.randint(50, (6,), generator=drawn))
-                    model["last"](model["norm"](model["frozen"](rows))).square().mean().backward()
-                optimizer.step()
-            noise = job.state.buckets.noise  # type: ignore[attr-defined]
-            chosen = {layer.label: noise.chosen[b] for b, layer in noise.layers.items()}
-            assert not any("frozen" in label or "norm" in label for label in chosen)
-            assert all(layer.square > 0 or noise.chosen[b] == "dynamic8" for b, layer in noise.layers.items())
-            job.finish()
-        return _flat(model["last"])
+
+def test_a_reported_loss_that_rises_sends_more() -> None:
+    """One rank reports, and all go back to more bits at the next review; resumed in between, too."""
+
+    def work(transport: Any) -> tuple[list[float], list[int], float | str]:
+        model = _model()
+        optimizer, job = _begun(transport, model)
+        if transport.rank == 1:
+            job.report_loss(1.0)
+        _train(model, optimizer, range(30), transport.rank)
+        if transport.rank == 1:
+            job.report_loss(5.0)
+        kept = copy.deepcopy(job.state_dict())
+        job.close()
+        optimizer, job = _begun(transport, model)
+        job.load_state_dict(kept)
+        _train(model, optimizer, range(30, 42), transport.rank)
+        noise, allowed = job.state.buckets.noise, job.metrics()["error_allowed"]
+        job.close()
+        return [review.share for review in noise.reviews], [review.nbytes for review in noise.reviews], allowed
 
     one, other = run_threads(2, work)
-    assert torch.equal(one, other)
+    assert one == other
+    (_, share), (before, after), allowed = one
+    assert allowed == 0.1
+    assert share <= 0.1
+    assert after >= before
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_nan_in_a_window_changes_no_choice(overlap: bool) -> None:
+    """NaN in one rank's gradients: the choice stays, and the next window is measured as ever."""
+
+    def work(transport: Any) -> tuple[list[int], str, str, bool]:
+        model = _model()
+        optimizer, job = _begun(transport, model, overlap=overlap)
+        _train(model, optimizer, range(35), transport.rank)
+        noise, weights = job.state.buckets.noise, copy.deepcopy(model.state_dict())
+        chosen, metrics = dict(noise.chosen), noise.metrics()
+        optimizer.zero_grad()
+        x = torch.randn(4, 64)
+        (model(x).sum() * (math.nan if transport.rank else 1.0)).backward()
+        optimizer.step()
+        model.load_state_dict(weights)  # as a loop does that skips such a step
+        _train(model, optimizer, range(36, 41), transport.rank)
+        job.state_dict()  # ends what is under way
+        between = noise.verdict
+        assert (noise.chosen, noise.metrics()) == (chosen, metrics)
+        _train(model, optimizer, range(41, 74), transport.rank)
+        finite = bool(_flat(model).isfinite().all())
+        job.close()
+        return [review.step for review in noise.reviews], between, noise.verdict, finite
+
+    one, other = run_threads(2, work)
+    assert one == other
+    assert one[1] == "kept: gradients were not finite"
+    assert one[0] == [12, 72]
+    assert one[2].startswith("reviewed at step 72")
+    assert one[3]
+
+
+UNUSUAL = ("batch norm", "frozen layer", "layer without gradients", "sparse gradients", "accumulation")
+
+
+class _Unusual(nn.Module):
+    """Three layers, each with a bucket of its own, and one thing that is not as usual."""
+
+    def __init__(self, case: str) -> None:
+        super().__init__()
+        self.case = case
+        self.first = nn.Embedding(150, 128, sparse=case == "sparse gradients")
+        self.middle = nn.BatchNorm1d(128) if case == "batch norm" else nn.Linear(128, 128)
+        self.last = nn.Linear(128, 128)
+        with torch.no_grad():
+            for number, parameter in enumerate(self.parameters()):
+                parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number)) / 8)
+        if case == "frozen layer":
+            self.middle.requires_grad_(False)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        x = self.first(rows)
+        return self.last(x + 0 * self.middle(x) if self.case == "layer without gradients" else self.middle(x))
+
+
+def _train_unusual(model: nn.Module, job: Any, optimizer: torch.optim.Optimizer, case: str, rank: int) -> None:
+    parts = 2 if case == "accumulation" else 1
+    for step in range(42):
+        optimizer.zero_grad()
+        for part in range(parts):
+            drawn = torch.Generator().manual_seed(100 * step + 10 * rank + part)
+            last = part == parts - 1
+            with contextlib.nullcontext() if last or not hasattr(job, "no_sync") else job.no_sync():
+                model(torch.randint(150, (6,), generator=drawn)).square().mean().backward()
+        optimizer.step()
+
+
+def _check_unusual(case: str, noise: NoiseCodec, *, expected: set[str]) -> dict[str, str]:
+    """Which codec each bucket has: those without signal are not lost, all others were chosen."""
+    assert len(noise.reviews) > 1
+    chosen = {layer.label: noise.chosen[b] for b, layer in noise.layers.items()}
+    idle = {layer.label for layer in noise.layers.values() if layer.square == 0}
+    assert {label.split(".")[0] for label in " ".join(chosen).split()} == expected, case
+    assert {label.split(".")[0] for label in idle} == {"middle"} & expected & (
+        {"middle"} if case in ("layer without gradients", "frozen layer") else set()
+    )
+    assert all(chosen[label] == "dynamic8" for label in idle)
+    return chosen
+
+
+@pytest.mark.parametrize("mode", ["sync", "overlap", "diloco(2)"])
+@pytest.mark.parametrize("case", UNUSUAL)
+def test_what_is_not_as_usual_is_handled(case: str, mode: str) -> None:
+    """In flat buffers sparse gradients are dense, and a mode of blocks sees a frozen layer that never moves."""
+    blocks = mode == "diloco(2)"
+    given: dict[str, Any] = {"overlap": mode == "overlap" or None}
+    given |= {"consistency": mode} if blocks else {}
+    without = case == "batch norm" or (case == "frozen layer" and not blocks)
+
+    def work(transport: Any) -> tuple[Tensor, dict[str, str]]:
+        model = _Unusual(case)
+        optimizer, job = _begun(transport, model, **{**given, "overlap": given["overlap"] if not blocks else None})
+        _train_unusual(model, job, optimizer, case, transport.rank)
+        job.finish()
+        noise = (job.averagers[0] if blocks else job).state.buckets.noise
+        chosen = _check_unusual(case, noise, expected={"first", "last"} | (set() if without else {"middle"}))
+        job.close()
+        return _flat(model), chosen
+
+    (weights, chosen), (others, other) = run_threads(2, work)
+    assert torch.equal(weights, others)
+    assert chosen == other
+
+
+def _unusual_ranks() -> dict[str, Any]:
+    """All cases by `compress`, one after the other, in the same processes."""
+    dist.init_process_group("gloo")
+    found = {}
+    for case in UNUSUAL:
+        model = DistributedDataParallel(_Unusual(case))
+        optimizer = torch.optim.SGD(model.parameters(), 0.05)
+        with laconic.compress(model, "auto", quality="noise") as job:
+            _train_unusual(model, model, optimizer, case, dist.get_rank())
+            without = {"batch norm": {"middle"}, "frozen layer": {"middle"}, "sparse gradients": {"first"}}
+            expected = {"first", "middle", "last"} - without.get(case, set())
+            noise = job.buckets.noise  # type: ignore[attr-defined]
+            chosen = _check_unusual(case, noise, expected=expected)
+        everyone = laconic.all_gather(_flat(model), algorithm="ring")
+        found[case] = (chosen, torch.equal(everyone[0], everyone[1]))
+    dist.destroy_process_group()
+    return found
+
+
+@pytest.mark.processes
+def test_what_is_not_as_usual_is_handled_by_compress() -> None:
+    """A sparse gradient goes past all codecs."""
+    one, other = run_local(2, _unusual_ranks, (), timeout_s=100)
+    assert one == other
+    assert all(alike for _, alike in one.values())
 
 
 def test_one_worker_has_nothing_to_measure() -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -30,6 +30,9 @@ from laconic.errors import BadInput, UnknownName
 from laconic.specs import spec_of
 from laconic.storage.form import check_like
 from laconic.transports.base import Transport
+
+if TYPE_CHECKING:
+    from laconic.exchange.reported_loss import ReportedLoss
 
 STATES = ("keep", "average", "forget")
 
@@ -385,6 +388,14 @@ class BlockAgreement(OwnWeights):
     def metrics(self) -> dict[str, float | str]:
         noise = [averager.state.buckets.noise for averager in self.averagers]
         return {**super().metrics(), **(noise[0].metrics() if len(noise) == 1 and noise[0] is not None else {})}
+
+    def report_loss(self, loss: float) -> None:
+        self.under_way.wait()  # so that its review is over, and the next one takes it on all ranks
+        super().report_loss(loss)
+
+    def _reported_losses(self) -> list[ReportedLoss]:
+        noise = [averager.state.buckets.noise for averager in self.averagers]
+        return [each.loss for each in noise if each is not None]
 
     def _levels_in_words(self) -> str:
         """Who exchanges what with whom, and what has crossed between sites."""

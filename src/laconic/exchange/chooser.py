@@ -184,7 +184,8 @@ def choice_for(codec: CodecPlan, quality: str | None = None, feedback: bool | No
     """Build the chooser for a user's `codec` and `quality`; BadInput for a quality without codec "auto"."""
     if codec == "auto":
         if quality is not None and quality.partition("(")[0].strip() == "noise":
-            from laconic.exchange.noise import NoiseCodec, budget_of
+            from laconic.exchange.noise import NoiseCodec
+            from laconic.exchange.noise_estimates import budget_of
 
             return NoiseCodec(budget_of(quality), feedback)
         return AutoCodec(quality or "8bit")

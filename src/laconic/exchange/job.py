@@ -13,6 +13,7 @@ from laconic.errors import BadInput
 from laconic.text_table import aligned
 
 if TYPE_CHECKING:
+    from laconic.exchange.reported_loss import ReportedLoss
     from laconic.transports.liveness import Liveness
 
 
@@ -300,6 +301,28 @@ class Job(ABC):
             found[name] = getattr(steps[-1], source)
             found[f"{name}_median"] = statistics.median(getattr(record, source) for record in steps)
         return found
+
+    def report_loss(self, loss: float) -> None:
+        """Report the loss of a check on held-out data: what is chosen by noise sends more while it rises.
+
+        Any rank may report, as often as it likes. At the next review all average what was reported since the last one.
+        If that is 2 % above the lowest so far, or not finite, the budget is halved, to an eighth at most; if not, a
+        halving is taken back.
+
+        Raises:
+            BadInput: nothing of this job is chosen by noise.
+        """
+        if isinstance(loss, bool) or not isinstance(loss, int | float):
+            raise BadInput(f"report_loss takes a number, such as loss.item(), got {type(loss).__name__}")
+        listeners = self._reported_losses()
+        if not listeners:
+            raise BadInput("report_loss is for what is chosen by noise: give codec='auto' and quality='noise'")
+        for each in listeners:
+            each.report(float(loss))
+
+    def _reported_losses(self) -> list[ReportedLoss]:
+        """The losses that choices of this job follow."""
+        return []
 
     def _left_out(self) -> dict[str, float | str]:
         """What the codec left out, by the exchange that knows: `residual_norm`, `compression_error`."""

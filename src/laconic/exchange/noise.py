@@ -32,24 +32,25 @@ from laconic.exchange.layout import BucketInfo
 from laconic.exchange.likeness import mean_of_ranks
 from laconic.exchange.noise_estimates import (
     BLOCKS,
+    BUDGET,
     PER_LAYER,
     STEPS,
     LayerNoise,
     Pace,
     Sample,
+    check_budget,
     choose_within,
     signal_and_noise,
     window_of,
 )
+from laconic.exchange.reported_loss import ReportedLoss
 from laconic.exchange.residuals import mode_for
-from laconic.specs import call
 from laconic.storage.form import check_like
 from laconic.text_table import aligned
 from laconic.transports.world import World
 
 CANDIDATES = ("none", "dynamic8", "int4", "int2", "onebit", "topk(0.01)")  # each of fewer bytes than the one before
 WARM = "dynamic8"  # until a choice is made, and where a layer has had no gradient
-BUDGET = 0.2  # of the noise's variance, that errors may add: as if the batch were a sixth smaller
 BUFFER_NBYTES = 1 << 16  # buckets are about a layer each, for each has a codec of its own
 SAVES = 0.95  # another choice is taken if it is this much smaller, or the present one is over the budget
 GROWN = 4.0  # residuals that are so many times those of the review before, by the same choice, halve the budget
@@ -106,25 +107,24 @@ class NoiseCodec(CodecChoice):
         noise_scale: tr(Σ)/|G|² over all layers: the batch, in batches of one worker, whose noise is as large as the
             signal.
         share: of the noise, that errors have by the present choice.
-        allowed: the share that they may have: the budget, or half of it while residuals grow.
+        allowed: the share that they may have: the budget, or less while residuals grow or the reported loss rises.
+        loss: what the training reports of held-out checks.
         spent_s: seconds of a core on the exchange thread for all this, since the start; waits are left out.
     """
 
     weighs_noise = True
 
     def __init__(self, budget: float = BUDGET, feedback: bool | None = None, pace: Pace = STEPS) -> None:
-        if isinstance(budget, bool) or not isinstance(budget, int | float) or not 0 < budget <= 10:
-            raise BadInput(f"the budget of quality 'noise' is above 0 and at most 10, got {budget!r}")
         if feedback is False:
             raise BadInput(
                 "quality 'noise' counts on feedback, by which errors are sent later; leave feedback=False out"
             )
-        self.budget, self._feedback, self.pace = float(budget), feedback, pace
+        self.budget, self._feedback, self.pace = check_budget("quality 'noise'", budget), feedback, pace
         self.layers: dict[int, LayerNoise] = {}
         self.chosen: dict[int, str] = {}
         self.reviews: list[Review] = []
         self.noise_scale = self.share = math.nan
-        self.allowed = self.budget
+        self.allowed, self.loss = self.budget, ReportedLoss()
         self.spent_s = 0.0
         self.verdict = f"{WARM} until the first steps are measured"
         self._codecs = [codec(spec) for spec in CANDIDATES]
@@ -224,7 +224,9 @@ class NoiseCodec(CodecChoice):
     def _agree(
         self, step: int, world: World, samples: list[Sample], buckets: list[int], own: list[list[float]], left: float
     ) -> None:
-        residual, *numbers = mean_of_ranks([left**2, *(number for row in own for number in row)], world)
+        head = (left**2, *self.loss.take())
+        residual, total, count, *numbers = mean_of_ranks([*head, *(number for row in own for number in row)], world)
+        self.loss.follow(total, count)
         if not all(map(math.isfinite, numbers)):
             self.verdict = "kept: gradients were not finite"
             return
@@ -250,7 +252,7 @@ class NoiseCodec(CodecChoice):
         weights = [layer.numel / total for layer in layers]
         if not math.isnan(self._residual):
             self._grown = residual > GROWN * self._residual
-        self.allowed = budget = self.budget / 2 if self._grown else self.budget
+        self.allowed = budget = self.budget / 2 ** (self.loss.halvings + self._grown)
         moving = [place for place, layer in enumerate(layers) if layer.square > 0]
         picked = [CANDIDATES.index(WARM)] * len(layers)
         chosen = choose_within(
@@ -282,17 +284,17 @@ class NoiseCodec(CodecChoice):
         self.noise_scale = noise / signal if signal > 0 else math.inf
         error = sum(layer.errors[i] for layer, i in zip(layers, now, strict=True))
         self.reviews.append(Review(step, square, signal, noise, error, self.share, sent(now), 4 * total))
-        why = "; residuals have grown, so half of it" if self._grown else ""
+        why = f"{'; residuals have grown, so half of it' if self._grown else ''}{self.loss.why()}"
         self.verdict = f"reviewed at step {step}: errors are {self.share:.2g} of the noise, {budget:g} allowed{why}"
         _log.info("codec auto, quality noise: %s", self.verdict)
 
     # what users see
 
     def metrics(self) -> dict[str, float | str]:
-        """The noise scale and the errors' share of the noise, once they were measured."""
+        """The noise scale, the errors' share of the noise and what of it is allowed, once they were measured."""
         if math.isnan(self.share):
             return {}
-        return {"noise_scale": self.noise_scale, "error_of_noise": self.share}
+        return {"noise_scale": self.noise_scale, "error_of_noise": self.share, "error_allowed": self.allowed}
 
     def by_layer(self) -> list[ChosenLayer]:
         """What was measured and chosen last, of every bucket."""
@@ -332,8 +334,11 @@ class NoiseCodec(CodecChoice):
             "reviews": {str(review.step): asdict(review) for review in self.reviews},
             "kept": {str(b): torch.stack(rows) for b, rows in self._kept.items()},
             "samples": {str(b): vars(self._samples[b]) for b in self._kept},
-            "numbers": {"scale": self.noise_scale, "share": self.share, "residual": self._residual},
+            "numbers": {
+                "scale": self.noise_scale, "share": self.share, "residual": self._residual, "allowed": self.allowed,
+            },
             "grown": self._grown,
+            "loss": self.loss.state_dict(),
             "verdict": self.verdict,
         }
 
@@ -346,11 +351,13 @@ class NoiseCodec(CodecChoice):
             "reviews": {},
             "kept": {},
             "samples": {},
-            "numbers": dict.fromkeys(("scale", "share", "residual"), 0.0),
+            "numbers": dict.fromkeys(("scale", "share", "residual", "allowed"), 0.0),
             "grown": False,
+            "loss": {},
             "verdict": "",
         }
         check_like(state, like, "the state of quality 'noise'")
+        self.loss.check_state(state["loss"])
         named = [*state["chosen"].values(), *(spec for plan in state["plans"].values() for spec in plan.values())]
         if strange := [spec for spec in named if spec not in CANDIDATES]:
             raise BadInput(
@@ -371,20 +378,8 @@ class NoiseCodec(CodecChoice):
         self._samples, self._infos = {int(b): Sample(**sample) for b, sample in state["samples"].items()}, {}
         numbers = state["numbers"]
         self.noise_scale, self.share, self._residual = numbers["scale"], numbers["share"], numbers["residual"]
-        self._grown, self.verdict = bool(state["grown"]), state["verdict"]
-
-
-def budget_of(quality: str) -> float:
-    """The budget of a quality "noise" or "noise(0.1)".
-
-    >>> budget_of("noise(0.1)"), budget_of("noise")
-    (0.1, 0.2)
-    """
-    return call("quality", quality, _budget)
-
-
-def _budget(budget: float = BUDGET) -> float:
-    return budget
+        self.allowed, self._grown, self.verdict = numbers["allowed"], bool(state["grown"]), state["verdict"]
+        self.loss.load_state_dict(state["loss"])
 
 
 def _square(values: Tensor) -> float:

@@ -16,8 +16,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from laconic.errors import BadInput
 from laconic.exchange.layout import BucketInfo
+from laconic.specs import call
 
+BUDGET = 0.2  # of the noise's variance, that errors may add: as if the batch were a sixth smaller
 WINDOW = 8  # steps
 RUNS, RUN = 8, 1024  # values that are kept of a bucket: so many runs of so many
 SMOOTH = 0.5  # of a new window in the running means
@@ -89,6 +92,26 @@ class LayerNoise:
             left_out = error / workers + relative * mean_square
             found.append(left_out / (self.noise / workers) if self.noise > 0 else math.inf if left_out > 0 else 0.0)
         return tuple(found)
+
+
+def budget_of(quality: str) -> float:
+    """The budget of a quality "noise" or "noise(0.1)".
+
+    >>> budget_of("noise(0.1)"), budget_of("noise")
+    (0.1, 0.2)
+    """
+    return call("quality", quality, _budget)
+
+
+def _budget(budget: float = BUDGET) -> float:
+    return budget
+
+
+def check_budget(what: str, budget: float) -> float:
+    """The budget of `what`, if it is one."""
+    if isinstance(budget, bool) or not isinstance(budget, int | float) or not 0 < budget <= 10:
+        raise BadInput(f"the budget of {what} is above 0 and at most 10, got {budget!r}")
+    return float(budget)
 
 
 def signal_and_noise(square: float, mean_square: float, workers: int) -> tuple[float, float]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from torch import nn
@@ -28,6 +28,9 @@ from laconic.exchange.ownership import owned
 from laconic.exchange.residuals import Wrapper
 from laconic.exchange.stream import GradientStream
 from laconic.transports.world import World
+
+if TYPE_CHECKING:
+    from laconic.exchange.reported_loss import ReportedLoss
 
 
 class CompressionState(Job):
@@ -107,6 +110,9 @@ class CompressionState(Job):
 
     def _left_out(self) -> dict[str, float | str]:
         return self.buckets.losses()
+
+    def _reported_losses(self) -> list[ReportedLoss]:
+        return [] if self.buckets.noise is None else [self.buckets.noise.loss]
 
     def observe(self, model: nn.Module) -> None:
         """Let the planned matrix codecs watch this model, if they need more than gradients.

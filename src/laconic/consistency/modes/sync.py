@@ -84,6 +84,9 @@ class ExchangedGradients(Agreement):
     def explain(self) -> str:
         return self.state.explain()
 
+    def report_loss(self, loss: float) -> None:
+        self.state.report_loss(loss)
+
     def metrics(self) -> dict[str, float | str]:
         found = {**self.state.metrics(), **super().metrics()}
         if "busy_s" in found:  # means are waited for where they are needed, up to the next forward
@@ -223,6 +226,10 @@ class SyncAgreement(ExchangedGradients):
         """Bring all weights up to date."""
         if self.sink is not None:
             self.sink.settle()
+
+    def report_loss(self, loss: float) -> None:
+        self.settle_weights()  # so that the step's review is over, and the next one takes it on all ranks
+        super().report_loss(loss)
 
     def finish(self) -> None:
         """Bring all weights up to date; buffers become rank 0's, as in DDP."""
