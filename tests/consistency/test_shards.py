@@ -136,6 +136,7 @@ def _refusals() -> list[str]:
             (model, {"consistency": "sync"}),
             (model, {"consistency": "diloco(4)", "sites": SITES, "site_codec": "dynamic8"}),
             (model, {"consistency": "diloco(4)", "sites": SITES, "masters": "device"}),
+            (model, {"consistency": "diloco(4)", "sites": SITES, "period": "auto"}),
             (model, {"consistency": "diloco(4, state=forget)", "sites": SITES}),
             (model, {"consistency": "diloco(4)", "sites": [0, 1, 0, 1]}),
             (wide, {"consistency": "diloco(4)", "sites": SITES}),
@@ -153,8 +154,8 @@ def test_what_cannot_go_between_sites_is_one_sentence() -> None:
     for said in run_local(4, _refusals, timeout_s=60):
         for sentence, part in zip(said, (
             "and a mode of blocks with sites=… trains a sharded model between sites", "this one is sharded",
-            "site_codec is not for a sharded model", "masters='device' is not for a sharded model", "state=keep",
-            "this rank's site has", "mesh of one dimension",
+            "site_codec is not for a sharded model", "masters='device' is not for a sharded model",
+            "period='auto' compares whole models", "state=keep", "this rank's site has", "mesh of one dimension",
         ), strict=True):  # fmt: skip
             assert part in sentence
             assert "\n" not in sentence

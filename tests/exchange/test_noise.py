@@ -421,7 +421,7 @@ def test_what_is_not_as_usual_is_handled(case: str, mode: str) -> None:
     """In flat buffers sparse gradients are dense, and a mode of blocks sees a frozen layer that never moves."""
     blocks = mode == "diloco(2)"
     given: dict[str, Any] = {"overlap": mode == "overlap" or None}
-    given |= {"consistency": mode} if blocks else {}
+    given |= {"consistency": mode, "period": "auto"} if blocks else {}
     without = case == "batch norm" or (case == "frozen layer" and not blocks)
 
     def work(transport: Any) -> tuple[Tensor, dict[str, str]]:

@@ -32,6 +32,7 @@ from laconic.storage.form import check_like
 from laconic.transports.base import Transport
 
 if TYPE_CHECKING:
+    from laconic.consistency.period import AutoPeriod
     from laconic.exchange.reported_loss import ReportedLoss
 
 STATES = ("keep", "average", "forget")
@@ -41,7 +42,7 @@ class BlockMode(Mode):
     """A mode that agrees on weights every `period` steps."""
 
     options = (*WEIGHT_OPTIONS, "quality")
-    own_options: ClassVar[tuple[str, ...]] = ("sites", "site_codec", "masters")
+    own_options: ClassVar[tuple[str, ...]] = ("sites", "site_codec", "masters", "period")
     same_weights = False
 
     @property
@@ -102,7 +103,8 @@ class BlockMode(Mode):
     def check_block(self) -> None:
         """Refuse an invalid period, fragments, delay or mix, or an unknown state rule."""
         if not isinstance(self.period, int) or isinstance(self.period, bool) or self.period < 1:
-            raise BadInput(f"period is a number of steps above zero, got {self.period!r}")
+            text = f"period is a number of steps above zero, got {self.period!r}"
+            raise BadInput(f"{text}; for one that follows drift, give the first here and period='auto' to distribute")
         if self.state not in STATES:
             raise UnknownName("rule for the optimiser's state", self.state, STATES)
         check_whole(self.name, {"fragments": self.fragments}, 1)
@@ -223,6 +225,7 @@ class BlockAgreement(OwnWeights):
     Attributes:
         levels: who agrees with whom.
         planned: the modes by their first steps, of which `mode` is the one in force; None where it stays the same.
+        auto_period: what chooses the period of `mode`; None where it is given.
         moved: steps made since each fragment's block began.
     """
 
@@ -258,6 +261,13 @@ class BlockAgreement(OwnWeights):
         self.blocks = self.parts["blocks"] = Blocks(mode, self.weights.values, relative=relative)
         if "outer" in setup.own:
             self._step_by(setup.own["outer"])
+        self.auto_period: AutoPeriod | None = None
+        if "period" in setup.own:
+            assert mode.period is not None  # `distribute` has seen to it
+            from laconic.consistency.period import AutoPeriod
+
+            auto = AutoPeriod(mode.period, setup.own["period"], self.fragments, mode.delay)
+            self.auto_period = self.parts["period"] = auto
         self.moved = [0 for _ in self.fragments]
         self.under_way = UnderWay(
             levels.across.transport, self.fragments, keeps=mode.eager, device=self.weights.values.device
@@ -298,7 +308,14 @@ class BlockAgreement(OwnWeights):
             self.blocks.made = 0
             if self.planned is not None:
                 self._go_by(self.planned.at(self.step + 1))
+            if self.auto_period is not None:
+                self._take_period(self.auto_period.review(self.step + 1, self.levels.count))
         self.settle()
+
+    def _take_period(self, period: int) -> None:
+        """Begin periods of so many steps."""
+        if period != self.mode.period:
+            self._go_by(replace(self.mode, period=period))  # type: ignore[type-var]
 
     def _go_by(self, mode: Mode) -> None:
         """Begin a period by `mode`, which differs from the last in its period and outer steps only."""
@@ -308,19 +325,29 @@ class BlockAgreement(OwnWeights):
 
     def _send(self, fragment: Fragment) -> None:
         """End a fragment's block: average it now, or in the background of the next steps."""
-        averager, shares = self.averagers[fragment.number], self.shares[fragment.number]
+        averager, shares, auto = self.averagers[fragment.number], self.shares[fragment.number], self.auto_period
+        measured: list[float] = []
+
+        def average(values: Tensor) -> float:
+            waited_s = averager.mean(shares.own(values))
+            if auto is not None:
+                auto.agree(fragment.number, measured, self.levels.across)
+            return waited_s
+
         self.moved[fragment.number] = 0
         with self.agreeing(), self.weights.current():
             offer = self.blocks.offer(part=fragment.part)
+            if auto is not None and self.apart:
+                measured = auto.measure(fragment.number, self.weights.values)
             if not self.mode.delay:
                 if self.apart:  # when it fails, the weights are as they were
-                    self.waited(averager.mean(shares.own(offer)))
+                    self.waited(average(offer))
                     shares.gather(offer)
                 self._merge(fragment, offer)
                 return
         self.under_way.start(fragment.number, offer, self.mode.delay)
         if self.apart:
-            self.under_way.send(lambda values: averager.mean(shares.own(values)))
+            self.under_way.send(average)
 
     def _land(self) -> None:
         """Continue from the mean that was under way; if it failed, the weights are unchanged."""
@@ -340,6 +367,8 @@ class BlockAgreement(OwnWeights):
         self.blocks.merge(mean, self.levels.count, fragment.part, offered)
         average = self.levels.mean if self.apart else None
         consolidate_state(self.mode.state, self.optimizer, self.weights, average, fragment.parameters)
+        if self.auto_period is not None and self.apart:
+            self.auto_period.settle(fragment.number, self.levels.count, self.weights.values)
 
     @property
     def transports(self) -> Sequence[Transport]:
@@ -374,6 +403,8 @@ class BlockAgreement(OwnWeights):
             if not self.plain:
                 self.blocks.end(self.levels.count)
             self.moved = [0 for _ in self.fragments]
+            if self.auto_period is not None:
+                self.auto_period.restart()
             self.levels.average_buffers(self.model)
         self.settle_finish()
 
@@ -381,13 +412,16 @@ class BlockAgreement(OwnWeights):
         levels = f"\n{self._levels_in_words()}" if self.levels.size > 1 else ""
         plan = "" if self.planned is None else f"\nplanned: {self.planned}"
         outer = "" if self.outer is None else f"\nouter steps are those of {type(self.outer).__name__}, as given"
-        head = f"{self.mode.spelled_out(self.sent_by)}{plan}{outer}{levels}"
+        auto = "" if self.auto_period is None else f"\n{self.auto_period.explain()}"
+        head = f"{self.mode.spelled_out(self.sent_by)}{plan}{auto}{outer}{levels}"
         chosen = [averager.state.buckets.choice.table() for averager in self.averagers]
         return "\n\n".join(part for part in (head, *chosen, super().explain()) if part)
 
     def metrics(self) -> dict[str, float | str]:
         noise = [averager.state.buckets.noise for averager in self.averagers]
-        return {**super().metrics(), **(noise[0].metrics() if len(noise) == 1 and noise[0] is not None else {})}
+        chosen = noise[0].metrics() if len(noise) == 1 and noise[0] is not None else {}
+        period = {} if self.auto_period is None else self.auto_period.metrics()
+        return {**super().metrics(), **chosen, **period}
 
     def report_loss(self, loss: float) -> None:
         self.under_way.wait()  # so that its review is over, and the next one takes it on all ranks
@@ -395,7 +429,8 @@ class BlockAgreement(OwnWeights):
 
     def _reported_losses(self) -> list[ReportedLoss]:
         noise = [averager.state.buckets.noise for averager in self.averagers]
-        return [each.loss for each in noise if each is not None]
+        period = [] if self.auto_period is None else [self.auto_period.loss]
+        return [*(each.loss for each in noise if each is not None), *period]
 
     def _levels_in_words(self) -> str:
         """Who exchanges what with whom, and what has crossed between sites."""
@@ -431,6 +466,8 @@ class BlockAgreement(OwnWeights):
         self.moved = [int(moved) for moved in state["moved"]]
         if self.planned is not None and (mode := self.planned.named(state["mode"])) is not None:
             self._go_by(mode)
+        if self.auto_period is not None:
+            self._take_period(self.auto_period.period)
 
 
 def _listed(ranks: Sequence[int]) -> str:

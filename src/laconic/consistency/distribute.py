@@ -43,6 +43,7 @@ def distribute(
     consistency: str | Mode | Mapping[int, str | Mode] = "sync",
     world: World | None = None,
     plan: PlannedTraining | None = None,
+    period: str | None = None,
     quality: str | None = None,
     algorithm: str = "auto",
     exempt: Exemptions | Sequence[str] | None = None,
@@ -73,6 +74,8 @@ def distribute(
             of blocks may follow a plan, {0: "diloco(20)", 1000: "diloco(100)"}, of periods and outer steps.
         world: where to communicate; the default world when None.
         plan: what `laconic.plan` chose, in place of codec and consistency.
+        period: "auto" lets the period of a mode of blocks follow how workers drift apart, from the one in the spec on:
+            drift is at most 0.2 of the noise, or the budget of quality "noise", or b with "auto(b)".
         quality, algorithm, exempt, feedback, feedback_decay, momentum, hosts, message_nbytes, overlap: of the exchange,
             as the mode has them; see `Options`.
         sites: the site of each rank, or how many sites of neighbouring ranks, for the modes that know of sites: those
@@ -121,6 +124,7 @@ def distribute(
     }  # fmt: skip
     own = {name: options.pop(name) for name in mode.own_options if name in options}
     own |= _of_sites(mode, sites, site_codec) | _of_masters(mode, masters)
+    own |= _of_period(mode, period, quality, planned)
     if planned is not None:
         own["planned"] = planned
     alike = {**own}
@@ -161,6 +165,20 @@ def _of_sites(mode: Mode, sites: int | Sequence[int] | None, site_codec: CodecPl
     if list(given) == ["site_codec"]:
         raise BadInput("site_codec is for what the ranks of a site send each other: give sites=…, too, or leave it out")
     return given
+
+
+def _of_period(mode: Mode, period: str | None, quality: str | None, planned: ModePlan | None) -> dict[str, float]:
+    """The budget by which the period is chosen, where the mode has one that may be."""
+    if period is None:
+        return {}
+    if "period" not in mode.own_options or not mode.plannable:
+        those = "modes of blocks that have one, such as diloco and local"
+        raise BadInput(f"consistency '{mode.name}' has no option period; it goes with {those}")
+    if planned is not None:
+        raise BadInput("a plan of modes says each period: leave period= out, or give one mode")
+    from laconic.consistency.period import period_budget
+
+    return {"period": period_budget(period, quality)}
 
 
 def _of_masters(mode: Mode, masters: str) -> dict[str, str]:

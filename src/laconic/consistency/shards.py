@@ -83,6 +83,8 @@ def between_sites(model: nn.Module, mode: Mode, world: World, own: dict[str, Any
         raise BadInput(f"site_codec is not for a sharded model, whose gradients torch averages in a site; {inside}")
     if "masters" in own:
         raise BadInput("masters='device' is not for a sharded model, whose shards stay where they lie: leave it out")
+    if "period" in own:
+        raise BadInput("period='auto' compares whole models, and ranks here have shards of one: leave period= out")
     if (state := getattr(mode, "state", "keep")) != "keep":
         raise BadInput(f"a sharded model keeps the optimiser's state of each shard: state=keep, not {state}")
     numbers = site_numbers(world.world_size, sites)

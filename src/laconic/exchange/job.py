@@ -316,7 +316,8 @@ class Job(ABC):
             raise BadInput(f"report_loss takes a number, such as loss.item(), got {type(loss).__name__}")
         listeners = self._reported_losses()
         if not listeners:
-            raise BadInput("report_loss is for what is chosen by noise: give codec='auto' and quality='noise'")
+            text = "codec='auto' with quality='noise', or period='auto'"
+            raise BadInput(f"report_loss is for what is chosen by noise, and nothing is: give {text}")
         for each in listeners:
             each.report(float(loss))
 

@@ -1,10 +1,10 @@
 """codec="auto", quality="noise": for each bucket the fewest bytes whose error is small beside the gradient's own noise.
 
 Callers: `chooser.choice_for` and `buckets.py`; and `averaging.py`, where a gradient is how far a worker has moved in a
-block of steps, and its noise the workers' drift. A gradient is a mean over samples, and so it is noisy; an error well
-below that noise changes little. In a window of consecutive steps each rank keeps some of each bucket's gradients. At
-the window's end it sends the candidates through these, with feedback, here only, and the ranks average some numbers a
-bucket: squared norms, a sketch of each step's gradients, and what each candidate has left out. From the means follow,
+block of steps, and its noise how workers differ in it. A gradient is a mean over samples, and so it is noisy; an error
+well below that noise changes little. In a window of consecutive steps each rank keeps some of each bucket's gradients.
+At the window's end it sends the candidates through these, with feedback, here only, and the ranks average some numbers
+a bucket: squared norms, a sketch of each step's gradients, and what each candidate has left out. From the means follow,
 alike on all ranks, signal, noise and error, and from these the choice, which takes effect in the step after.
 
 Invariant: a choice follows from agreed numbers and the former choice alone.

@@ -1,6 +1,6 @@
 """What quality "noise" measures of gradients, and the choice that follows from it: pure, without ranks or a network.
 
-Caller: `noise.py`.
+Callers: `noise.py`; `consistency/period.py`, of how workers part.
 
 Source: McCandlish et al., An Empirical Model of Large-Batch Training, 2018, App. A.1: signal and noise from the squared
 norms of small and large batches; Charikar et al., Finding frequent items in data streams, 2002: the sketch.

@@ -1,6 +1,6 @@
 """Held-out losses that a training reports, and how much of a budget of errors they leave: pure, without a network.
 
-Caller: `noise.py`. Ranks report when they like, each its own; at
+Callers: `noise.py` and `consistency/period.py`, each with one of its own. Ranks report when they like, each its own; at
 a review they average what was reported since the last, so that all come to the same.
 """
 
