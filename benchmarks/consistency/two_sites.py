@@ -47,7 +47,7 @@ LONGEST_S = 600.0  # without a committed step
 class Size:
     """How much is trained, and what happens meanwhile."""
 
-    steps: int = 1000
+    steps: int = 2000
     period: int = 20
     kills: int = 20
     outage_s: float = 60.0
