@@ -36,6 +36,7 @@ from laconic_lab.environment import environment
 
 WORKLOAD = "shakespeare-gpt"
 LINK = "100mbit,20ms"  # from a site to the relay, and from there to the other: 40 ms one way
+EPOCHS = 2  # the workload has fewer samples than all steps take
 HOUSE = 2  # the host of the meeting place
 AGAIN_S = 2.0  # after which a worker that was killed is started again
 PATIENCE_S = 60.0
@@ -64,7 +65,7 @@ def work(meeting: str, environment: dict[str, str], folder: str, site: int, seed
     plan, batch = task.workload.plan, task.global_batch(1)
     optimizer = task.optimizer(task.model.parameters())
     scheduler = LambdaLR(optimizer, lambda step: plan(min(1.0, step / size.steps)))
-    data = laconic.Samples(size.steps * batch, batch, epochs=1, seed=seed)
+    data = laconic.Samples(size.steps * batch // EPOCHS, batch, epochs=EPOCHS, seed=seed)
     notes, committed = Path(folder, f"site{site}.jsonl"), 0
     with laconic.elastic(
         task.model, optimizer, data, meeting, codec="dynamic8", consistency=f"diloco({size.period})", workers=2,
