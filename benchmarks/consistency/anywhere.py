@@ -25,6 +25,7 @@ import laconic
 from laconic.errors import UnknownName
 from laconic.storage.files import replace
 from laconic_lab.clusters.cluster import Cluster
+from laconic_lab.environment import environment
 
 JOIN_NUMEL = 12_500_000  # 50 MB of weights: with Adam's two moments and the outer momentum 200 MB
 
@@ -184,6 +185,7 @@ def main(output: Json = None, only: Only = ALL, short: Short = False) -> None:
             raise UnknownName("part", name, PARTS)
         if name not in known:
             known[name] = PARTS[name](**(small[name] if short else {}))  # type: ignore[operator]
+            known["environment"] = environment()
             if output is not None:
                 replace(output, json.dumps(known, indent=2) + "\n")
     typer.echo(json.dumps(known, indent=2))
