@@ -103,10 +103,13 @@ class Meeting(_Anywhere):
             watched = others if deed == "kill" else range(ranks)
             endings = running.endings(watched, stage.limit_s(task) + (START_S if comes else 0.0))
             steps = [(each["step"], each["t"]) for rank in others for each in running.notes(rank) if "step" in each]
+            went_on = running.step(victim) >= max(step for step, _ in steps)
         # Through a relay that is away nobody reaches anybody: one goes on, and the others come back to it.
         alone = bool(self.how) and "relayed" in scenario.case
         said = f"{deed}, {order}: "
         if alone and not any(each.what == "finished" for each in endings):
+            if deed == "kill" and went_on:
+                raise Skipped("the one that had gone on alone was killed, and nobody else had its model")
             return Verdict(LOST, f"{said}nobody went on: {shortly(endings)}")
         verdict = judge(Promise(EITHER if alone else GO_ON, EITHER), endings, victim)
         if verdict.column != SURVIVED:

@@ -114,6 +114,20 @@ def test_when_patience_is_over_the_model_is_in_memory(tmp_path: Path, monkeypatc
         assert text in str(error)
 
 
+def test_an_end_that_cannot_be_written_is_written_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who was away must read that the training is over; members do not wait for that."""
+    disk = Disk(monkeypatch, "finished")
+    disk.full = True
+    first, second = _begun(tmp_path, None, None)
+    until(lambda: disk.refused)
+    until(lambda: not (first.is_alive() and second.is_alive()))
+    assert first.is_alive() or second.is_alive(), "the coordinator tries again"
+    disk.full = False
+    first.ended()
+    second.ended()
+    assert Meeting(tmp_path).finished
+
+
 def test_events_and_the_end_that_cannot_be_written_are_warnings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,7 +136,7 @@ def test_events_and_the_end_that_cannot_be_written_are_warnings(
     with pytest.warns(UserWarning, match='"what": "left"'):
         Meeting(tmp_path).record([{"what": "left"}])
     with pytest.warns(UserWarning, match="the training is over"):
-        Meeting(tmp_path).finish(3)
+        Meeting(tmp_path).finish_within(0.0, 3)
     assert read_events(tmp_path) == []
 
 

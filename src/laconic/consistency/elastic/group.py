@@ -29,6 +29,7 @@ from laconic.errors import PayloadError
 from laconic.transports.liveness import LostPeer
 from laconic.workloads.order import Parts
 
+FINISH_S = 30.0  # how long the coordinator tries to write that the training is over
 WORD_S = 0.1  # how often a member that waits in an exchange says so: who says nothing at all is lost
 
 
@@ -312,8 +313,11 @@ class Group:
         with self._in_view():
             if watch.is_coordinator:
                 watch.wait_for(lambda: [m for m in watch.others if m not in finishing], watch.limit_s)
-                self._membership.meeting.finish(self.standing.step)
+                meeting, step = self._membership.meeting, self.standing.step
+                error = meeting.finish(step)
                 watch.say(MemberKind.DONE)
+                if error is not None:  # members need not wait until it can be written; who was away must read it
+                    meeting.finish_within(min(FINISH_S, self.options.outage_s), step)
             else:
                 watch.say(MemberKind.FINISH)
                 while watch.hear(2 * self.deadline.seconds).kind is not MemberKind.DONE:

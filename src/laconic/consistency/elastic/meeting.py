@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from laconic.consistency.elastic.outage import RETRY_S
 from laconic.consistency.elastic.places import open_place
 from laconic.consistency.elastic.places.base import LIST
 from laconic.errors import PayloadError, StorageError
@@ -215,12 +216,22 @@ class Meeting:
         lines = kept if name is None else [*kept, f"{public} {name}".strip()]
         self._place.replace(LIST, "".join(f"{line}\n" for line in lines))
 
-    def finish(self, step: int) -> None:
-        """Say that the training is over; a warning when that cannot be written."""
+    def finish(self, step: int) -> StorageError | None:
+        """Say that the training is over; return the error if that cannot be written."""
         try:
             self._place.create("finished.json", json.dumps({"step": step}))
         except StorageError as error:
-            warnings.warn(f"{error}; the training is over, and who comes now finds nobody", stacklevel=2)
+            return error
+        return None
+
+    def finish_within(self, patience_s: float, step: int) -> None:
+        """Say that the training is over; try for `patience_s`, then warn."""
+        ends = time.monotonic() + patience_s
+        while (error := self.finish(step)) is not None:
+            if time.monotonic() >= ends:
+                warnings.warn(f"{error}; the training is over, and who comes now finds nobody", stacklevel=2)
+                return
+            time.sleep(RETRY_S)
 
     @property
     def finished(self) -> bool:
