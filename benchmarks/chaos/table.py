@@ -63,13 +63,13 @@ def markdown(record: Mapping[str, Any], by: str) -> str:
     return "\n".join(lines)
 
 
-def page(record: Mapping[str, Any]) -> str:
+def page(record: Mapping[str, Any], columns: Sequence[str] = ("fault", "door", "phase", "ranks")) -> str:
     """What docs/reference/faults.md says of a run: how it was made, its tables, and what went wrong in it."""
     loads = ", ".join(f"{each:.0f}" for each in record["load_average"])
     made = (
         f"Seed {record['setting']['seed']}, {record['seconds']:.0f} s; load of the machine in the last minutes {loads}."
     )
-    tables = [markdown(record, by) for by in ("fault", "door", "phase", "ranks")]
+    tables = [markdown(record, by) for by in columns]
     wrong = [f"{each.verdict.column}: {each.scenario}: {each.verdict.why}" for each in failures(_results(record))]
     told = [f"- As it is, {text}" for text in wrong]
     told += [

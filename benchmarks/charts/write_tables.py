@@ -112,6 +112,7 @@ def first_use_table(record: Record) -> str:
 
 TABLES: dict[str, Callable[[Record], str]] = {
     "chaos": chaos.page,
+    "chaos-anywhere": lambda record: chaos.page(record, ("fault", "case")),
     "device-model": device_model.table,
     "emulated-links": emulated_links.table,
     "consistency": lambda record: consistency.table(record["comparisons"]),
