@@ -24,7 +24,7 @@ AHEAD_S = 5.0  # a clock that is more than this ahead is told of
 
 def status(
     meeting: Annotated[str, typer.Argument(help="Where the job meets: a folder, tcp://… or etcd://….")],
-    watch: Annotated[bool, typer.Option("--watch", help="Refresh every two seconds, until Ctrl-C.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Refresh every two seconds, until the job ends.")] = False,
     prometheus: Annotated[int | None, count_option("Serve Prometheus metrics on this loopback port.")] = None,
     json: Json = False,
 ) -> None:
@@ -44,19 +44,23 @@ def status(
                 echo_json(found)
             else:
                 _show(found)
+            if found["finished"]:
+                return
 
 
 def collect(place: Meeting) -> dict[str, Any]:
-    """Collect a job's state: its view, the members' last reports, the last events."""
+    """Collect a job's state: its view, for how many workers its first step waits, the last reports and events."""
     view, now = place.newest(), time.time()
     said = {status["worker"]: status for status in place.statuses()}
     members = [
         {**said.get(member, {"worker": member}), "heard_s": now - said[member]["at"] if member in said else None}
         for member in (view.ids if view else ())
     ]
+    wanted = said.get(view.coordinator, {}).get("waits_for", 0) if view else 0
     return {
         "meeting": place.where,
         "finished": place.finished,
+        "waits_for": wanted if wanted > len(members) else 0,
         "job": view.job if view else None,
         "view": view.number if view else 0,
         "members": members,
@@ -78,6 +82,8 @@ def _show(found: dict[str, Any]) -> None:
         return
     state = "finished" if found["finished"] else f"{len(found['members'])} members"
     typer.echo(f"{found['meeting']}: {state}, view {found['view']}, {found['job']}")
+    if found["waits_for"]:
+        typer.echo(f"the first step waits for {found['waits_for']} workers: {len(found['members'])} so far")
     for sentence in clocks(found):
         typer.echo(sentence, err=True)
     echo_table(HEADINGS, [_cells(member) for member in found["members"]], left=("host", "reached"))

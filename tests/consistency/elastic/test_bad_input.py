@@ -99,6 +99,29 @@ def test_lines_are_in_the_order_in_which_etcd_got_them(tmp_path: Path, monkeypat
         place.close()
 
 
+def test_who_waits_for_others_says_so_and_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("laconic.consistency.elastic.watch.REMIND_S", 0.1)
+    meeting = Meeting(tmp_path)
+    options: dict[str, Any] = {"spoil": lambda _: time.sleep(0.005), "data": laconic.Samples(256, 64, 4)}
+    workers = [Trainer(tmp_path, workers=3, **options)]
+    until(lambda: "[worker 1] the first step waits for 3 workers: 1 so far" in caplog.text)
+    workers.append(Trainer(tmp_path, workers=3, **options))
+    for number in (1, 2):
+        until(lambda number=number: f"[worker {number}] the first step waits for 3 workers: 2" in caplog.text)  # type: ignore[misc]
+    until(lambda: collect(meeting)["waits_for"] == 3)
+    assert next(member["step"] for member in collect(meeting)["members"]) == 0
+    workers.append(Trainer(tmp_path, **options))
+    for worker in workers:
+        worker.ended()
+    found = collect(meeting)
+    assert found["waits_for"] == 0
+    assert all(member["seconds_per_step"] > 0.02 for member in found["members"]), "not the exchange alone"
+    assert caplog.text.count("the first step waits for") == 3
+    meeting.close()
+
+
 def test_a_clock_that_is_ahead_is_told_of(tmp_path: Path) -> None:
     meeting = Meeting(tmp_path)
     meeting.publish(View(1, ((3, "127.0.0.1:1:00"), (4, "127.0.0.1:2:00")), "a job", 0.0))

@@ -66,6 +66,8 @@ class ElasticJob(Job):
         self._given, self._paces = (0, 0), deque[int](maxlen=9)  # when a batch was given, and its size; ns a sample
         self._parts = 0  # into how many shares the step under way is divided
         self._is_due = False  # a batch was given, for which step() has not been called
+        self._seconds = deque[float](maxlen=RECENT)  # of the last steps, from a batch to the end of step()
+        self._has_begun = False  # the first step waits no more for workers
         self.records: list[StepRecord] = []
         self._unsettled: list[StepRecord] = []
         self._group: Group | None = None
@@ -142,6 +144,7 @@ class ElasticJob(Job):
                     self._unsettled.clear()
                     return False  # nobody else has seen this step, and the others went on without it
         seconds, sent = time.perf_counter() - begun, group.line.sent_nbytes - sent
+        self._seconds.append((time.perf_counter_ns() - self._given[0]) / 1e9)
         self._unsettled.append(StepRecord(number, seconds, waited, max(0, sent), staleness=0))
         if agrees:
             self.records += self._unsettled
@@ -155,17 +158,21 @@ class ElasticJob(Job):
         """Let `laconic status` know how far this worker is, every few seconds and at the end."""
         if not self.records or (time.monotonic() - self._reported_at < STATUS_S and not is_last):
             return
+        self._publish(group)
+
+    def _publish(self, group: Group, waits_for: int = 0) -> None:
         recent, self._reported_at = self.records[-RECENT:], time.monotonic()
-        seconds = sum(record.seconds for record in recent)
+        seconds = sum(self._seconds)
         self._meeting.report(group.watch.id, {
             "worker": group.watch.id,
             "host": socket.gethostname(),
             "reached": "by relay" if group.line.is_relayed else "directly",
             "view": group.view.number,
-            "step": group.watch.steps,
+            "step": max(0, group.watch.steps),
+            "waits_for": waits_for,
             "epoch": self._replica.ledger.epoch,
-            "seconds_per_step": seconds / len(recent),
-            "wait_share": sum(record.wait_s for record in recent) / max(seconds, 1e-9),
+            "seconds_per_step": seconds / max(1, len(self._seconds)),
+            "wait_share": min(1.0, sum(record.wait_s for record in recent) / max(seconds, 1e-9)),
             "sent_nbytes": group.line.sent_nbytes,
             "rejoined": self.rejoined,
         })  # fmt: skip
@@ -242,9 +249,15 @@ class ElasticJob(Job):
     def _settle(self) -> bool:
         """Enter the newest view, as a new worker if necessary; False if the training ended without this one."""
         group = self._present()
+        is_awaited = not self._has_begun and self._options.workers > 1
+        if is_awaited:
+            self._publish(group, self._options.workers)
         while True:
             try:
                 group.settle()
+                self._has_begun = True
+                if is_awaited:
+                    self._publish(group)
                 return True
             except Fenced:
                 group.leave()
@@ -260,7 +273,7 @@ class ElasticJob(Job):
         self._group, self.is_over = None, True
         self._meeting.close()
         over = f"the job in {self._meeting.where} has finished: nothing is left to train, and this model is not its"
-        warnings.warn(f"{over} result; another training needs another meeting place", stacklevel=stacklevel)
+        warnings.warn(f"{over} result; another training needs another job name or folder", stacklevel=stacklevel)
 
     # what it is doing
 

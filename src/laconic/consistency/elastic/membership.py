@@ -181,7 +181,7 @@ class Membership:
                 if watch.is_coordinator:
                     watch.look_around()
                 while watch.standing.held:
-                    watch.hear(None)
+                    watch.hear_held()
                 return
             except NewView as news:
                 self.pending = news.view

@@ -29,6 +29,7 @@ from laconic.transports.liveness import LossLedger, LostPeer
 
 LOGGER = logging.getLogger("laconic.consistency")
 TICK_S = 0.02
+REMIND_S = 5.0  # after which a worker says that the first step waits for others
 WAITED_STEPS = 3  # a newcomer that is a step behind each time is admitted all the same
 CUT = "its connection broke"
 REVOKED = "its key was revoked"
@@ -74,6 +75,7 @@ class MemberWatch:
         self.line, self.standing, self.handover = line, Standing(), Handover(line, replica)
         self._replica, self._deadline, self._options, self._period = replica, deadline, options, period
         self._cut_off, self._suspects = CutOffCheck(), LossLedger(())
+        self._held_at, self._reminded_of = 0.0, 0  # since when the first step is held; of how many members was told
         self._admits_at = 0.0  # newcomers wait until then, for the meeting place refused the view with them in it
         self._asked: dict[int, int] = {}  # newcomers that load the state: our step when they first asked to join
 
@@ -169,6 +171,23 @@ class MemberWatch:
         """
         return next(message for message in self.heard(waits_s) if message is not None)
 
+    def hear_held(self) -> None:
+        """As `hear`, while the first step waits for more workers."""
+        for message in self.heard(None):
+            self._remind()
+            if message is not None:
+                return
+
+    def _remind(self) -> None:
+        """Log that the first step waits for more workers: after REMIND_S, and again when their number has changed."""
+        here, now = len(self.view.ids), time.monotonic()
+        self._held_at = self._held_at or now
+        if now - self._held_at < REMIND_S or here == self._reminded_of:
+            return
+        self._reminded_of = here
+        wanted = f"{self._options.workers} workers" if self._options.workers > here else "more workers"
+        LOGGER.warning("[worker %d] the first step waits for %s: %d so far", self.id, wanted, here)
+
     def heard(self, waits_s: float | None) -> Iterator[MemberMessage | None]:
         """As `hear`, but also yield pieces of any member, and None after every tick without a message."""
         since, watched = time.monotonic(), self.view.coordinator
@@ -209,6 +228,7 @@ class MemberWatch:
             self._admit(self._due((NO_MODEL, self.standing.step)) | self._late())
             if not self.standing.held:
                 return
+            self._remind()
             self.line.next(TICK_S)
 
     def welcome(self) -> None:
