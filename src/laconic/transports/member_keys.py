@@ -21,6 +21,7 @@ from laconic.transports.zeromq_address import Address
 from laconic.transports.zeromq_keys import read_key
 
 MEMBER_KEY_VARIABLE = "LACONIC_MEMBER_KEY"
+SHARED = b"shared-"  # how a key for all begins in the file that `laconic key FILE` writes
 
 
 def new_member_key() -> bytes:
@@ -57,6 +58,9 @@ def read_member_key(path: str | Path | None = None) -> bytes | None:
     try:
         checked_public_key(secret.decode())
     except (BadInput, UnicodeDecodeError):
+        if secret.startswith(SHARED):
+            text = "holds the key that all members share, which has no public half"
+            raise BadInput(f"{named} {text}; make a member's own with `laconic key new FILE`") from None
         raise BadInput(f"{named} holds no member's key; make one with `laconic key new FILE`") from None
     return secret
 

@@ -31,6 +31,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from laconic.errors import BadInput, NotAuthorised, StorageError
+from laconic.transports.reachable import connection_failure
 
 HANDSHAKE_S = 10.0
 BEAT_S = 2.0  # how often both ends of a control connection say that they live
@@ -80,10 +81,11 @@ class _Loop:
         self.loop.close()
 
     async def _cancelled(self) -> None:
-        running = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        # Again and again: a wait_for whose result comes at that moment swallows the cancellation.
+        while running := asyncio.all_tasks() - {asyncio.current_task()}:
+            for task in running:
+                task.cancel()
+            await asyncio.wait(running, timeout=0.1)
 
 
 async def _splice(first: tuple[Reader, Writer], second: tuple[Reader, Writer]) -> None:
@@ -256,11 +258,13 @@ class RelayedPort:
         except asyncio.IncompleteReadError:
             self._thread.close()
             why = "it has another key, or no port left"
-            raise NotAuthorised(f"the relay at {place} refuses member {member}: {why}", rank=member) from None
-        except (OSError, TimeoutError) as error:
+            whose = f"member {member}" if member else "this worker"
+            raise NotAuthorised(f"the relay at {place} refuses {whose}: {why}", rank=member) from None
+        except (OSError, TimeoutError):
             self._thread.close()
-            cure = "is `laconic meet --relay` running there?"
-            raise StorageError(f"the relay at {place} gives no answer: {str(error) or 'time-out'}; {cure}") from None
+            cure = "is `laconic meet --relay` running there, at this port?"
+            failure = connection_failure(*where) or "time-out"
+            raise StorageError(f"the relay at {place} gives no answer: {failure}; {cure}") from None
         asyncio.run_coroutine_threadsafe(self._kept(control), self._thread.loop)
 
     def close(self) -> None:

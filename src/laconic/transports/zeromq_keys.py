@@ -7,12 +7,14 @@ gets slower.
 
 from __future__ import annotations
 
+import fcntl
 import ipaddress
 import logging
 import os
 import secrets
 import socket
 import stat
+import struct
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -23,6 +25,7 @@ from laconic.storage.files import cache_folder
 
 KEY_VARIABLE = "LACONIC_KEY"
 _MIN_KEY_NBYTES = 16
+_SIOCGIFADDR = 0x8915
 _log = logging.getLogger("laconic.transports")
 
 
@@ -129,3 +132,15 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host in ("lo", "localhost")
+
+
+def is_private(bind: str) -> bool:
+    """Whether an address, a host or an interface has an address that only its own network reaches."""
+    try:
+        if bind not in {name for _, name in socket.if_nameindex()}:
+            return ipaddress.ip_address(host_to_bind(bind)).is_private
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            answer = fcntl.ioctl(sock, _SIOCGIFADDR, struct.pack("256s", bind.encode()[:15]))
+        return ipaddress.ip_address(answer[20:24]).is_private
+    except (OSError, BadInput):  # an interface without an address of IPv4
+        return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import threading
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 
 import laconic
 from laconic.cli import main
-from laconic.consistency.elastic import line
+from laconic.consistency.elastic import credentials, line
 from laconic.consistency.elastic.meeting import Meeting
 from laconic.errors import BadInput, NotAuthorised, StorageError
 from laconic.transports.member_keys import MEMBER_KEY_VARIABLE, new_member_key, public_key, read_member_key
@@ -29,7 +30,7 @@ class Keys:
         self.secrets = [new_member_key() for _ in range(count)]
         self.public = [public_key(secret) for secret in self.secrets]
         self._of: dict[threading.Thread, bytes] = {}
-        monkeypatch.setattr(line, "read_member_key", lambda: self._of[threading.current_thread()])
+        monkeypatch.setattr(credentials, "read_member_key", lambda: self._of[threading.current_thread()])
         start = Trainer.start
 
         def started(trainer: Trainer) -> None:
@@ -64,23 +65,37 @@ def test_a_revoked_member_is_out_with_the_next_view(
     assert f": worker {revoked + 1} lost: its key was revoked" in caplog.text, "the log says why the view changed"
 
 
-def test_who_is_not_on_the_list_cannot_come_and_is_told_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_is_not_on_the_list_cannot_come_and_is_told_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     meeting, own = Meeting(tmp_path), tmp_path / "own.key"
     own.write_bytes(new_member_key())
     os.chmod(own, 0o600)
     monkeypatch.setenv(MEMBER_KEY_VARIABLE, str(own))
-    with pytest.raises(NotAuthorised, match=r"is on no list: the job has none; `laconic key admit .* admits a member"):
+    with pytest.raises(NotAuthorised, match=r"is on no list: the job has none; check the job's name, "):
         line.Line(meeting, 1, 5.0)
     other = Meeting(tmp_path)
     other.change_list(public_key(new_member_key()), "another")
-    with pytest.raises(NotAuthorised, match="is not on the job's list"):
+    admitted_by = re.escape(f"`laconic key admit {tmp_path} {public_key(own.read_bytes())}` admits it")
+    with pytest.raises(NotAuthorised, match=f"is not on the job's list, or no more; .*{admitted_by}"):
         line.Line(other, 1, 5.0)
+    (tmp_path / "train.py").write_text("")
+    join = ["join", str(tmp_path), str(tmp_path / "train.py")]
+    with pytest.raises(SystemExit) as ended:
+        main(join)
+    assert ended.value.code == 2, "systemd does not try again"
+    assert f"{public_key(own.read_bytes())} of this worker is not on the job's list" in capsys.readouterr().err
+    monkeypatch.setenv(MEMBER_KEY_VARIABLE, "missing.key")
+    with pytest.raises(SystemExit) as ended:
+        main(join)
+    assert ended.value.code == 2
+    assert "the key file missing.key cannot be read" in capsys.readouterr().err
     monkeypatch.delenv(MEMBER_KEY_VARIABLE)
     with pytest.raises(NotAuthorised, match=f"has a list of its members' keys: set {MEMBER_KEY_VARIABLE}"):
         line.Line(other, 1, 5.0)
 
 
-def test_nobody_changes_the_list_over_the_network(tmp_path: Path) -> None:
+def test_nobody_changes_the_list_over_the_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = Served(tmp_path)
     try:
         far = Meeting(place.where("sum"))
@@ -91,6 +106,12 @@ def test_nobody_changes_the_list_over_the_network(tmp_path: Path) -> None:
         near.change_list(mine := public_key(new_member_key()), "me")
         far.read_list()
         assert far.admits(mine)
+        monkeypatch.setenv(MEMBER_KEY_VARIABLE, str(tmp_path / "own.key"))
+        (tmp_path / "own.key").write_bytes(secret := new_member_key())
+        os.chmod(tmp_path / "own.key", 0o600)
+        cure = f"on the machine of `laconic meet`, `laconic key admit FOLDER/sum {public_key(secret)}` admits it"
+        with pytest.raises(NotAuthorised, match=cure):
+            line.Line(far, 1, 5.0)
         far.close()
     finally:
         place.stop()
@@ -109,6 +130,7 @@ def test_keys_are_made_shown_admitted_and_revoked(tmp_path: Path, capsys: pytest
     assert os.stat(file).st_mode & 0o777 == 0o600
     run("admit", job, public, "ann")
     assert Meeting(job).admits(public)
+    assert run("list", job) == f"{public} ann\n"
     run("revoke", job, public)
     assert not Meeting(job).admits(public)
     assert Meeting(job).admitted() == frozenset(), "a list without anybody admits nobody"
@@ -117,7 +139,10 @@ def test_keys_are_made_shown_admitted_and_revoked(tmp_path: Path, capsys: pytest
 @pytest.mark.parametrize(
     ("words", "text"),
     [(("new",), "see `laconic key --help`"), (("admit", "job", "short"), "is no public key"),
-     (("revoke", "job", "0" * 64), "is not on the list"), (("show", "missing"), "cannot be read")],
+     (("revoke", "job", "0" * 64), "is not on the list"), (("show", "missing"), "cannot be read"),
+     (("admit", "missing/sum", "0" * 64), "there is no folder missing; name the folder of `laconic meet` and the job"),
+     (("list", "missing"), "there is no folder missing"), (("list", "."), "has no list: whoever has the shared key"),
+     (("show", "job.key"), "holds the key that all members share, which has no public half")],
     ids=str,
 )  # fmt: skip
 def test_a_wrong_word_is_one_sentence(
@@ -125,9 +150,13 @@ def test_a_wrong_word_is_one_sentence(
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        main(["key", "job.key"])
+    capsys.readouterr()
     with pytest.raises(SystemExit) as ended:
         main(["key", *words])
     assert ended.value.code == 2
+    assert not (tmp_path / "missing").exists()
     assert text in (said := capsys.readouterr().err)
     assert said.count("\n") == 1
 

@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import json
 import shutil
+import socket
 import ssl
 import subprocess
 import threading
@@ -459,6 +460,50 @@ def test_unknown_places_name_the_valid_ones(tmp_path: Path) -> None:
     model = torch.nn.Linear(1, 1)
     with pytest.raises(BadInput, match="elastic needs a place where workers meet"):
         laconic.elastic(model, torch.optim.SGD(model.parameters(), 0.1), laconic.Samples(4, 2), codec="none")
+
+
+def test_a_script_that_names_another_place_than_join_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = torch.nn.Linear(1, 1)
+
+    def trained(meeting: str) -> None:
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        laconic.elastic(model, optimizer, laconic.Samples(4, 2), meeting, codec="none").close()
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LACONIC_MEETING", "etcd://me:secret@host:2379/sum")
+    with pytest.raises(BadInput, match="names the meeting place etcd://host:2379/sum, and the script runs/sum: leave"):
+        trained("runs/sum")
+    assert not (tmp_path / "runs").exists()
+    monkeypatch.setenv("LACONIC_MEETING", str(tmp_path / "runs" / "sum"))
+    trained("runs/sum")
+
+
+@pytest.mark.parametrize(
+    ("what", "sentence"),
+    [("name", "the name 127.0.0.1 cannot be resolved .unknown.: check its spelling"),
+     ("refused", "nothing listens at port"), ("silent", "accepts connections: is `laconic meet` running there, with"),
+     ("closed", "is it up, and does its firewall let this port through")],
+)  # fmt: skip
+def test_why_a_place_is_silent_is_told(what: str, sentence: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("laconic.consistency.elastic.places.tcp.ANSWER_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        place = open_place(f"tcp://127.0.0.1:{free_port() if what == 'refused' else silent.getsockname()[1]}/sum")
+        if what == "name":
+            monkeypatch.setattr(socket, "getaddrinfo", _raising(socket.gaierror(-2, "unknown")))
+        if what == "closed":
+            monkeypatch.setattr(socket.socket, "connect", _raising(TimeoutError()))
+        with pytest.raises(StorageError, match=sentence):
+            place.read("a")
+        place.close()
+
+
+def _raising(error: OSError) -> Callable[..., None]:
+    def fail(*_: object) -> None:
+        raise error
+
+    return fail
 
 
 def test_a_port_that_is_taken_is_one_sentence(tmp_path: Path) -> None:

@@ -100,12 +100,29 @@ def terms_of(way: Way, codec: Codec, options: ElasticOptions) -> str:
 
 
 def meeting_of(given: str | Path | None) -> str | Path:
-    """Return the given meeting place, or the one that LACONIC_MEETING names."""
-    found = given or os.environ.get(MEETING_VARIABLE)
+    """Return the given meeting place, or the one that LACONIC_MEETING names; BadInput if these differ."""
+    joined = os.environ.get(MEETING_VARIABLE)
+    if given and joined and not _are_same(given, joined):
+        places = f"the meeting place {_shown(joined)}, and the script {_shown(str(given))}"
+        text = f"`laconic join` ({MEETING_VARIABLE}) names {places}"
+        raise BadInput(f"{text}: leave out meeting= of laconic.elastic, or start the script without `laconic join`")
+    found = given or joined
     if not found:
         cure = f"give meeting=, a folder or an address, or start the script by `laconic join` ({MEETING_VARIABLE})"
         raise BadInput(f"elastic needs a place where workers meet; {cure}")
     return found
+
+
+def _are_same(one: str | Path, other: str | Path) -> bool:
+    if "://" in str(one) or "://" in str(other):
+        return str(one).rstrip("/") == str(other).rstrip("/")
+    return Path(one).resolve() == Path(other).resolve()
+
+
+def _shown(place: str) -> str:
+    """A place without a password."""
+    scheme, separator, rest = place.partition("://")
+    return f"{scheme}{separator}{rest.rpartition('@')[2]}" if separator else place
 
 
 def ruled(way: Robust) -> Rule:
@@ -169,8 +186,8 @@ def elastic(
 
     Raises:
         UnknownName: an option does not exist.
-        BadInput: a value out of range, a codec or a mode that elastic does not have, or the job in `meeting` trains
-            something else.
+        BadInput: a value out of range, a codec or a mode that elastic does not have, the job in `meeting` trains
+            something else, or `laconic join` names another place than `meeting`.
         PayloadError: from `step`: what the coordinator sent cannot be read.
         Mismatch: from `step`: a member is in another exchange than this one; a fault of the program, not of a worker.
         PeerLost: every worker that had the model is gone.

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
+from laconic.consistency.elastic.credentials import own_credentials, shared_key
 from laconic.consistency.elastic.meeting import Meeting, View, event
 from laconic.consistency.elastic.messages import MAX_MEMBERS, NO_MODEL, MemberKind, MemberMessage, pack, unpack
 from laconic.consistency.elastic.places.base import split_port
@@ -20,14 +21,12 @@ from laconic.consistency.elastic.places.server import meeting_secret
 from laconic.consistency.elastic.progress import ExchangeProgress
 from laconic.consistency.elastic.vectors import Offer
 from laconic.consistency.worker_mesh import receive
-from laconic.errors import NotAuthorised, PayloadError, PeerLost
+from laconic.errors import PayloadError, PeerLost
 from laconic.transports.frame import Frame
 from laconic.transports.liveness import LostPeer
-from laconic.transports.member_keys import MEMBER_KEY_VARIABLE, MemberSecret, public_key, read_member_key
 from laconic.transports.relay import RelayedPort
 from laconic.transports.zeromq import ZmqTransport
 from laconic.transports.zeromq_address import Address
-from laconic.transports.zeromq_keys import is_loopback, read_key
 from laconic.transports.zeromq_mesh import Patience
 
 # How often a wait looks at the meeting place: messages tell of new views, the place is for those that nobody told.
@@ -80,33 +79,14 @@ class Line:
         self._silence_s = silence_s
         self._is_closed, self._tried_at = False, 0.0
         self._looked_at = time.monotonic()
-        host, own = os.environ.get("LACONIC_BIND", "127.0.0.1"), self._own_credentials()
-        key = read_key() if own or is_loopback(host) else read_key() or meeting.key()
+        host, own = os.environ.get("LACONIC_BIND", "127.0.0.1"), own_credentials(meeting, number)
+        key = shared_key(meeting, own, host)
         patience = Patience(HEARTBEAT_S, silence_s, LINGER_S)
         self.transport = ZmqTransport(
             None, self.id, 1, 60.0, bind=host, key=own or key, patience=patience, connections=connections
         )
         self._relayed = self._ask_relay(key, host)
         self.address = self.transport.address
-
-    def _own_credentials(self) -> MemberSecret | None:
-        """This worker's own key, if the job has a list of who may come; else None.
-
-        Raises:
-            NotAuthorised: it has none, or it is not on the list.
-        """
-        self.meeting.read_list()
-        own, listed = read_member_key(), self.meeting.admitted()
-        if own is None and listed is None:
-            return None
-        where, cure = self.meeting.where, f"`laconic key admit {self.meeting.where} PUBLIC_KEY` admits a member"
-        if own is None:
-            text = f"set {MEMBER_KEY_VARIABLE} to a file of `laconic key new`"
-            raise NotAuthorised(f"the job in {where} has a list of its members' keys: {text}", rank=self.id)
-        if listed is None or public_key(own) not in listed:
-            text = "is not on the job's list, or no more" if listed is not None else "is on no list: the job has none"
-            raise NotAuthorised(f"the key {public_key(own)} of worker {self.id} {text}; {cure}", rank=self.id)
-        return MemberSecret(own, self.meeting.admits)
 
     def is_revoked(self, member: int) -> bool:
         """Whether a member of the view was taken off the job's list."""

@@ -22,6 +22,7 @@ FOLDER = "folder"
 LIST = "admitted"  # the name of the list of who may come, which `laconic meet` lets nobody write from afar
 JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SCHEME = re.compile(r"([a-z][a-z0-9+]*)://(.*)")
+_BARE = re.compile(r"[^/\s]+:\d+(/.*)?")  # an address whose scheme was forgotten
 
 
 class MeetingPlace(Protocol):
@@ -93,6 +94,8 @@ def open_place(where: str | Path) -> MeetingPlace:
         BadInput, UnknownName: it is no place, or of a kind that there is not.
     """
     found = _SCHEME.fullmatch(where) if isinstance(where, str) else None
+    if isinstance(where, str) and _BARE.fullmatch(where):
+        raise BadInput(f"'{where}' lacks its kind: write tcp://{where} for a `laconic meet`, or ./{where} for a folder")
     return PLACES.get(found[1] if found else FOLDER)(where)  # type: ignore[call-arg]
 
 

@@ -15,6 +15,7 @@ from laconic.consistency.elastic.places.base import PLACES, Turns, split_address
 from laconic.consistency.elastic.places.server import Answer, PlaceKind, Request, meeting_secret
 from laconic.errors import PayloadError, StorageError
 from laconic.transports.frame import MAX_FRAME_NBYTES, Header, unpack
+from laconic.transports.reachable import connection_failure
 from laconic.transports.zeromq_address import TOKEN_NBYTES, Address
 from laconic.transports.zeromq_gate import Context, Socket
 from laconic.transports.zeromq_keys import read_key
@@ -32,13 +33,14 @@ class TcpPlace:
     is_quick: ClassVar[bool] = False
 
     def __init__(self, where: str) -> None:
-        self.where = where
         server, self._job = split_address(where, EXAMPLE)
+        self.where = f"tcp://{server}/{self._job}"  # with the job's name, also where none is given
         self._host, self._port = split_port(server, None, where)
         self._secret = meeting_secret(read_key(), self._host)
         self._context: Context = zmq.Context()
         self._lock = Turns()  # a socket is one thread's at a time
         self._socket: Socket | None = None
+        self._has_answered = False
         self._numbers = itertools.count(1)
 
     def create(self, name: str, text: str) -> bool:
@@ -74,14 +76,21 @@ class TcpPlace:
                 raise StorageError(f"the meeting place {self.where} answers nonsense: {error}; {cure}") from error
             except TimeoutError as error:
                 self._disconnect()
-                cure = "is `laconic meet` running there, with the same key?"
-                text = f"the meeting place {self.where} gave no answer in {ANSWER_S:g} s; {cure}"
-                raise StorageError(text, errno.ETIMEDOUT) from error
+                text = f"the meeting place {self.where} gave no answer in {ANSWER_S:g} s"
+                raise StorageError(f"{text}; {self._cure()}", errno.ETIMEDOUT) from error
         if answer.error:
             cure = "; make room on its disk, it need not be restarted" if answer.errno in _FULL else ""
             text = f"the meeting place {self.where} could not do it: {answer.error}{cure}"
             raise StorageError(text, answer.errno)
         return answer
+
+    def _cure(self) -> str:
+        """What may be wrong, as a part of a sentence; a place that has answered before has the right name and key."""
+        cure = "is `laconic meet` running there, with the same key?"
+        if self._has_answered:
+            return cure
+        failure = connection_failure(self._host, self._port)
+        return failure or f"port {self._port} of {self._host} accepts connections: {cure} A relay has another port"
 
     def _exchange(self, request: Request) -> Answer:
         sock, number = self._connected(), next(self._numbers)
@@ -91,6 +100,7 @@ class TcpPlace:
             if sock.poll(_TICK_MS):
                 arrival = unpack(sock.recv())
                 if arrival.header.kind is PlaceKind.ANSWER and arrival.header.sequence == number:
+                    self._has_answered = True
                     return msgspec.json.decode(arrival.text, type=Answer)
         raise TimeoutError
 
