@@ -1,9 +1,9 @@
 """Train on digits from several homes, which reach one machine and not each other.
 
-    laconic join --relay meet.example.org:29601 tcp://meet.example.org:29600/digits three_homes.py 3
+    laconic join --relay meet.example.org:29601 tcp://meet.example.org:29600/digits train.py 3
 
 `laconic join` names the meeting place; 3 is how many workers the first step waits for. Each worker that is there at the
-end has the same model, and saves it. The page "Training through every failure" has the other steps.
+end has the same model, and saves it. docs/guides/elastic.md, "Three machines at three homes", has the other steps.
 """
 
 import os
