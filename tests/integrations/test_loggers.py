@@ -71,6 +71,26 @@ def test_every_listed_metric_is_watched(door: str, tmp_path: Path, capsys: pytes
     assert json.loads(capsys.readouterr().out)["last"]["loss"] == lines[-1]["loss"]
 
 
+def _logged(folder: str) -> None:
+    """What the ranks of `distribute` write when torch.distributed is not initialised, in groups of one as well."""
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with laconic.init() as world, world.split([0, 1]) as alone:
+        for name, own in (("together", world), ("apart", alone)):
+            log = JsonLines(Path(folder) / name, every=1)
+            with laconic.distribute(model, optimizer, world=own) as job:
+                model(torch.ones(3, 4)).sum().backward()
+                optimizer.step()
+                log(job, rank=world.rank)
+
+
+@pytest.mark.processes
+def test_rank_0_writes_where_torch_distributed_is_not_initialised(tmp_path: Path) -> None:
+    run_local(2, _logged, (str(tmp_path),), timeout_s=60)
+    for name in ("together", "apart"):
+        assert [json.loads(line)["rank"] for line in (tmp_path / name).read_text().splitlines()] == [0], name
+
+
 def main_exit(words: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(words)
@@ -136,7 +156,7 @@ def test_tensorboard(tmp_path: Path) -> None:
 def test_weights_and_biases(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     wandb = pytest.importorskip("wandb", reason="wandb is not installed")
     with pytest.raises(BadInput, match=r"wandb\.init"):
-        WeightsAndBiases()
+        WeightsAndBiases(every=1)(_Job())  # type: ignore[arg-type]
     run = wandb.init(mode="offline", dir=tmp_path, project="laconic")
     log: MetricsLog = WeightsAndBiases(every=1)
     log(_Job(), loss=0.5)  # type: ignore[arg-type]

@@ -4,7 +4,8 @@
     …
     log(job, loss=loss.item())            # after every step; written every tenth
 
-Rank 0 writes, and the others do nothing. Each imports its own package when it is made.
+Rank 0 of the job writes, and the others do nothing; each member of an elastic job writes its own. Each log imports its
+package when it is made.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import torch.distributed as dist
 from laconic.errors import BadInput, MissingExtra
 from laconic.exchange.job import Job
 from laconic.storage.files import writing
+from laconic.transports.world import World
 
 
 class MetricsLog(ABC):
@@ -39,7 +41,7 @@ class MetricsLog(ABC):
     def __call__(self, job: Job, **others: float) -> None:
         """Write the job's metrics, and `others` such as the loss, if it is time."""
         self._calls += 1
-        if self._calls % self._every or not _writes():
+        if self._calls % self._every or not _writes(job):
             return
         found = {f"laconic/{name}": value for name, value in job.metrics().items()}
         self.write(self._calls, {**others, **found})
@@ -52,8 +54,12 @@ class MetricsLog(ABC):
         """Leave the file whole."""
 
 
-def _writes() -> bool:
-    return not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0
+def _writes(job: Job) -> bool:
+    """Whether this process has rank 0: of torch.distributed, or else of all ranks that the job's world is of."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank() == 0
+    world: World | None = getattr(job, "world", None)
+    return world is None or world.transport.whole.rank == 0
 
 
 def _numbers(found: Mapping[str, float | str]) -> dict[str, float]:
@@ -83,10 +89,12 @@ class TensorBoard(MetricsLog):
             from torch.utils.tensorboard.writer import SummaryWriter
         except ImportError as error:
             raise MissingExtra("tensorboard", "tensorboard") from error
-        given = isinstance(folder, str | Path)
-        self._writer: Any = SummaryWriter(str(folder)) if given and _writes() else None if given else folder
+        self._folder, self._open = folder, SummaryWriter
+        self._writer: Any = None if isinstance(folder, str | Path) else folder
 
     def write(self, step: int, found: Mapping[str, float | str]) -> None:
+        if self._writer is None:  # it makes a file at once, and other ranks make none
+            self._writer = self._open(str(self._folder))
         for name, value in found.items():
             if isinstance(value, str):
                 self._writer.add_text(name, value, step)
@@ -107,12 +115,13 @@ class WeightsAndBiases(MetricsLog):
             import wandb
         except ImportError as error:
             raise MissingExtra("wandb", "wandb") from error
-        self._run = run or wandb.run
-        if self._run is None and _writes():
-            raise BadInput("there is no run of Weights & Biases; call wandb.init(…) first")
+        self._run, self._wandb = run, wandb
 
     def write(self, step: int, found: Mapping[str, float | str]) -> None:
-        self._run.log(dict(found), step=step)
+        run = self._run or self._wandb.run
+        if run is None:  # other ranks need none
+            raise BadInput("there is no run of Weights & Biases; call wandb.init(…) on rank 0 first")
+        run.log(dict(found), step=step)
 
 
 class MLflow(MetricsLog):
