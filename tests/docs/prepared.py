@@ -106,6 +106,7 @@ def _become(script: str, folder: str, variables: dict[str, str], said: Path) -> 
     os.environ.update(variables)
     if "RANK" in variables:
         torch.set_num_threads(1)
+        torch.seed()  # as in a process of its own: a fork would draw what the other ranks draw
     descriptor = os.open(said, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)

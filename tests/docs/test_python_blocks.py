@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,23 @@ def test_python_blocks_run(page: str, code: str, tmp_path: Path, python: Prepare
     script = tmp_path / "example.py"
     script.write_text(code)
     returned, said = python.run(script)
+    assert returned == 0, said
+
+
+# what joins the ranks that torchrun starts; a HashStore makes a process group of one, and run_threads ranks of its own
+JOINING = [
+    (page, code)
+    for page, code in blocks("python")
+    if re.search(r"laconic\.(init|distribute|divide)\(", code) and not re.search(r"HashStore|run_threads", code)
+]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("page", "code"), JOINING)
+def test_python_blocks_run_on_two_ranks(page: str, code: str, tmp_path: Path, python: PreparedPython) -> None:
+    script = tmp_path / "example.py"
+    script.write_text(code)
+    returned, said = python.run_ranks(script, tmp_path)
     assert returned == 0, said
 
 
