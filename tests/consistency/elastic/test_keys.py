@@ -100,7 +100,7 @@ def test_nobody_changes_the_list_over_the_network(tmp_path: Path, monkeypatch: p
     try:
         far = Meeting(place.where("sum"))
         assert far.admitted() is None
-        with pytest.raises(StorageError, match="who may come is not decided over the network"):
+        with pytest.raises(StorageError, match="admitted and revoked on the machine where `laconic meet` runs"):
             far.change_list(public_key(new_member_key()), "me")
         near = Meeting(tmp_path / "sum")
         near.change_list(mine := public_key(new_member_key()), "me")

@@ -133,8 +133,8 @@ class MeetingServer:
         if not JOB.fullmatch(request.job) or (request.what != "names" and not JOB.fullmatch(request.name)):
             raise BadInput(f"'{request.job}/{request.name}' is no name at a meeting place")
         if request.name == LIST and request.what in ("create", "replace", "append"):
-            text = "who may come is not decided over the network"
-            raise BadInput(f"{text}: run `laconic key admit` with the folder of the job, on this machine")
+            text = "members are admitted and revoked on the machine where `laconic meet` runs, not over the network"
+            raise BadInput(f"{text}: give `laconic key` the folder of the job there")
         place = self._jobs.get(request.job)
         if place is None:
             place = self._jobs[request.job] = FolderPlace(self._root.folder / request.job)
