@@ -8,18 +8,24 @@ import subprocess
 import sys
 import threading
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 import laconic
 from laconic.errors import BadInput, CheckpointError, LaconicError, StorageError
 from laconic.exchange import checkpoints as exchange_module
 from laconic.exchange.checkpoints import Checkpoints, Cursor
+from laconic.exchange.ddp import hook
+from laconic.exchange.job import Job
+from laconic.exchange.state import CompressionState
 from laconic.storage import checkpoints as module
 from laconic.storage.tree import read_file, write_file
 from laconic.transports.launcher import run_local
@@ -373,3 +379,79 @@ def test_random_states_of_gpus_that_are_not_here() -> None:
         with pytest.warns(UserWarning, match="of 2 GPUs, and none is here"):
             module.set_random_state({**state, "cuda": [before, before]})
         assert torch.equal(torch.get_rng_state(), before)
+
+
+def _ddp_resumed(folder: str, how: str) -> tuple[bool, bool]:
+    """Whether a compressed DDP training went on to the bit, and whether its job had residuals to restore."""
+    dist.init_process_group("gloo")
+    world = laconic.init(timeout_s=60)
+
+    def made() -> Any:
+        torch.manual_seed(0)
+        ddp = DistributedDataParallel(nn.Sequential(nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10)))
+        if how == "by hand":
+            job = CompressionState("topk(0.05)", ddp.module.named_parameters())
+            ddp.register_comm_hook(job, hook)
+        else:
+            job = laconic.compress(ddp, "topk(0.05)")
+        return ddp, torch.optim.SGD(ddp.parameters(), 0.1, momentum=0.9), job
+
+    def train(ddp: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> None:
+        for step in steps:
+            draw = torch.Generator().manual_seed(10 * step + world.rank)
+            optimizer.zero_grad()
+            ddp(torch.randn(8, 64, generator=draw)).square().mean().backward()
+            optimizer.step()
+
+    def saved_as(ddp: Any, job: Job) -> dict[str, Any]:
+        return {"model": ddp.module if how == "module" else ddp, "job": job if how == "by hand" else None}
+
+    with Checkpoints(folder) as checkpoints:
+        ddp, optimizer, job = made()
+        train(ddp, optimizer, range(3))
+        checkpoints.save(3, optimizer=optimizer, **saved_as(ddp, job))
+        has_residuals = any(bool(value.any()) for value in job.state_dict()["residuals"].values())
+        train(ddp, optimizer, range(3, 6))
+        job.close()
+        again, optimizer, job = made()
+        found = checkpoints.restore(optimizer=optimizer, **saved_as(again, job))
+        assert found is not None
+        train(again, optimizer, range(3, 6))
+        same = all(torch.equal(a, b) for a, b in zip(ddp.parameters(), again.parameters(), strict=True))
+        job.close()
+    world.close()
+    dist.destroy_process_group()
+    return same, has_residuals
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("how", ["ddp", "module", "by hand"])
+def test_a_compressed_ddp_model_is_saved_with_its_residuals(tmp_path: Path, how: str) -> None:
+    assert run_local(2, _ddp_resumed, args=(str(tmp_path), how), timeout_s=60) == [(True, True)] * 2
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    laconic.init().close()
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("alone")
+def test_residuals_that_only_one_side_has_are_warned_of(tmp_path: Path) -> None:
+    ddp = DistributedDataParallel(nn.Linear(64, 32))
+    with Checkpoints(tmp_path / "plain") as plain, Checkpoints(tmp_path / "compressed") as compressed:
+        plain.save(1, model=ddp)
+        with laconic.compress(ddp, "topk(0.05)"):
+            compressed.save(1, model=ddp)
+            with pytest.warns(UserWarning, match="its residuals begin at zero, unless you load them yourself"):
+                plain.restore(model=ddp)
+        with pytest.warns(UserWarning, match="call compress before restore"):
+            compressed.restore(model=ddp)
+        both = nn.ModuleList([DistributedDataParallel(nn.Linear(64, 32)) for _ in range(2)])
+        with laconic.compress(both[0]), laconic.compress(both[1]):
+            plain.save(2, model=both)
+            assert plain.restore(model=both) is not None
+            with laconic.compress(ddp) as job, pytest.raises(CheckpointError, match=r"state of 2 jobs.* given has 1"):
+                plain.restore(job=job)

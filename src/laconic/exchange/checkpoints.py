@@ -22,6 +22,8 @@ from torch import Tensor, nn
 
 from laconic.errors import BadInput, CheckpointError, LaconicError, StorageError
 from laconic.exchange.collectives import all_gather, barrier
+from laconic.exchange.hook import jobs_of
+from laconic.exchange.job import Job
 from laconic.storage.checkpoints import MOST_STEPS, CheckpointFiles, random_state, set_random_state
 from laconic.storage.files import writing
 from laconic.storage.form import check_like
@@ -47,15 +49,17 @@ class Checkpoints:
     """A folder of one training's checkpoints; every worker makes one and calls the same methods at the same steps.
 
     Args:
-        folder: made when it is not there; shared by all workers, or each worker's own.
+        folder: created if missing; shared by all workers, or each worker's own.
         keep: how many checkpoints stay; older ones are removed after a newer one is written, but for the newest that
             all workers have in the folder.
         world: the workers; the default world when None.
         asynchronous: write on a thread; False writes within `save`.
 
     >>> import tempfile
+    >>> from torch import nn
+    >>> import laconic
     >>> model = nn.Linear(2, 1)
-    >>> with tempfile.TemporaryDirectory() as folder, Checkpoints(folder) as checkpoints:
+    >>> with tempfile.TemporaryDirectory() as folder, laconic.Checkpoints(folder) as checkpoints:
     ...     checkpoints.save(7, model=model, cursor={"epoch": 0, "position": 7})
     ...     found = checkpoints.restore(model=model)
     >>> found.step, found.cursor["position"]
@@ -83,6 +87,7 @@ class Checkpoints:
         optimizer: torch.optim.Optimizer | None = None,
         cursor: Any = None,
         extra: Any = None,
+        job: Job | None = None,
     ) -> None:
         """Save the present state under the number `step`; returns when it is copied, not when it is written.
 
@@ -90,10 +95,12 @@ class Checkpoints:
 
         Args:
             step: a number of the caller's, greater than that of the checkpoint before.
-            model: its parameters and buffers.
+            model: its parameters and buffers, and the residuals of what `compress` made for it.
             optimizer: its state, with the agreement's where it is distributed: residuals, momentum, servers' shares.
             cursor: where the data are: plain values and tensors, or an object with `state_dict()`.
             extra: further plain values and tensors, for example a scheduler's state_dict().
+            job: the job whose state is saved; None finds what `compress` made for `model`. Needed only for a job whose
+                hook was registered by hand.
 
         Raises:
             BadInput: something that is neither a plain value nor a tensor.
@@ -112,6 +119,7 @@ class Checkpoints:
             "optimizer": None if optimizer is None else optimizer.state_dict(),
             "cursor": cursor.state_dict() if hasattr(cursor, "state_dict") else cursor,
             "extra": extra,
+            "jobs": [each.state_dict() for each in _jobs(job, model)],
             "random": random_state(),
         }
         check(tree)
@@ -176,6 +184,7 @@ class Checkpoints:
         model: nn.Module | None = None,
         optimizer: torch.optim.Optimizer | None = None,
         cursor: Any = None,
+        job: Job | None = None,
     ) -> Restored | None:
         """Resume from the newest whole checkpoint: load it into the arguments, and the random state; called by all.
 
@@ -183,7 +192,7 @@ class Checkpoints:
         training is abandoned.
 
         What is given has the shape of what `save` was given, an optimiser also the mode; a cursor has
-        `load_state_dict()`.
+        `load_state_dict()`. Call `compress` before, so that its job gets its residuals back; `job` as for `save`.
 
         Raises:
             CheckpointError: as `latest`; or the checkpoint holds no such part, or one that does not fit what is given.
@@ -199,11 +208,29 @@ class Checkpoints:
                 raise CheckpointError(f"{self.files.path(step)} holds no {name}")
             with self._fitting(step, name):
                 given.load_state_dict(kept[name])
+        self._load_jobs(step, kept.get("jobs", []), _jobs(job, model))
         with self._fitting(step, "random state"):
             set_random_state(kept["random"])
         self.files.remove_after(step)
         barrier(group=self.world)  # nobody trains on what another is about to restore: shared weights, servers' shards
         return Restored(step, kept["cursor"], kept["extra"])
+
+    def _load_jobs(self, step: int, states: list[Any], jobs: list[Job]) -> None:
+        """Give each job its state; warn where one side has none, since residuals are lost."""
+        path = self.files.path(step)
+        if jobs and not states:
+            text = "holds no state of the job that compresses the model"
+            warnings.warn(f"{path} {text}: its residuals begin at zero, unless you load them yourself", stacklevel=3)
+            return
+        if states and not jobs:
+            text = "holds residuals of a compressed model, and the model given is not compressed"
+            warnings.warn(f"{path} {text}: they are left out; call compress before restore", stacklevel=3)
+            return
+        if len(states) != len(jobs):
+            raise CheckpointError(f"{path} holds the state of {len(states)} jobs, and the model given has {len(jobs)}")
+        for each, state in zip(jobs, states, strict=True):
+            with self._fitting(step, "job"):
+                each.load_state_dict(state)
 
     @contextlib.contextmanager
     def _fitting(self, step: int, name: str) -> Iterator[None]:
@@ -249,6 +276,12 @@ class Checkpoints:
             if self.world.world_size == 1:
                 break
         return whole, damaged, made_by
+
+
+def _jobs(job: Job | None, model: nn.Module | None) -> list[Job]:
+    if job is not None:
+        return [job]
+    return jobs_of(model) if isinstance(model, nn.Module) else []
 
 
 def _copy(tensor: Tensor) -> Tensor:

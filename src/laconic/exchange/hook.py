@@ -64,13 +64,13 @@ def compress(
         model: a DistributedDataParallel model that has no communication hook yet, or one that `fully_shard` was
             applied to.
         codec: a spec such as "dynamic8" (the default) or "topk(0.01)+qsgd(4)", {first step: spec}, a function of the
-            step, or "auto": per bucket what is quickest here, within quality="8bit" (default), "exact" or "aggressive",
-            or with quality="noise" what loses little beside the gradient's noise.
+            step, or "auto": the fastest choice for each bucket on this link, within quality="8bit" (default), "exact"
+            or "aggressive", or with quality="noise" what loses little beside the gradient's noise.
         quality, algorithm, exempt, feedback, feedback_decay, momentum, hosts, message_nbytes, scaler, world: as for
             `Options`; with fully_shard only exempt, feedback, scaler and world.
         weights: with fully_shard on a 1-D mesh, the codec that weights are gathered through, such as "dynamic8", or
             "differences+int4", which sends what has changed since the last gather; None gathers them as they are.
-        unknown: always empty; an unknown name is refused, and the error suggests the nearest one.
+        unknown: always empty. An unknown name raises UnknownName and suggests the closest match.
 
     Raises:
         UnknownName: no such codec, option or algorithm.
@@ -80,10 +80,12 @@ def compress(
 
     >>> import torch
     >>> import torch.distributed as dist
+    >>> from torch import nn
     >>> from torch.nn.parallel import DistributedDataParallel
+    >>> import laconic
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # under torchrun: ("gloo")
     >>> ddp = DistributedDataParallel(nn.Linear(784, 100))
-    >>> with compress(ddp, "topk(0.01)+qsgd(4)") as job:
+    >>> with laconic.compress(ddp, "topk(0.01)+qsgd(4)") as job:
     ...     ddp(torch.randn(8, 784)).sum().backward()
     ...     len(job.records) > 0
     True
@@ -171,6 +173,13 @@ def is_compressed(model: nn.Module) -> bool:
         return False
     job = found()
     return not (isinstance(job, CompressionState) and job.closed)
+
+
+def jobs_of(model: nn.Module) -> list[Job]:
+    """The open jobs that `compress` made for a model, for a part of it, or for a wrapper around it."""
+    theirs = [(key, found()) for key, found in _jobs.items() if is_compressed(key)]
+    parts = set(model.modules())
+    return [job for key, job in theirs if job is not None and (key in parts or model in set(key.modules()))]
 
 
 def _check_alike(
