@@ -57,8 +57,31 @@ def seconds(value: float) -> str:
     """
     if value == 0 or not math.isfinite(value):
         return f"{digits(value)}{_SPACE}s"
-    unit, name = next((unit, name) for unit, name, least in _TIMES if abs(value) >= least)
+    unit, name = _time_unit(value)
     return f"{digits(value / unit)}{_SPACE}{name}"
+
+
+def seconds_range(low: float, high: float) -> str:
+    """Two times in the unit that fits the shorter one.
+
+    >>> seconds_range(75.4, 135.6).replace(_SPACE, " ")
+    '75.4 – 136 s'
+    """
+    unit, name = _time_unit(low) if low else (1.0, "s")
+    return f"{digits(low / unit)} – {digits(high / unit)}{_SPACE}{name}"
+
+
+def _time_unit(value: float) -> tuple[float, str]:
+    return next((unit, name) for unit, name, least in _TIMES if abs(value) >= least)
+
+
+def joules(value: float) -> str:
+    """Energy in J, below one in mJ.
+
+    >>> joules(7.48).replace(_SPACE, " "), joules(0.0123).replace(_SPACE, " ")
+    ('7.48 J', '12.3 mJ')
+    """
+    return f"{digits(value)}{_SPACE}J" if value >= 1 else f"{digits(1e3 * value)}{_SPACE}mJ"
 
 
 def nbytes(value: float) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -144,7 +145,7 @@ ELSEWHERE = {"device": "v100", "batch": 256}
     [
         ("vgg16", Asked(4, "5gbit,50us", **ELSEWHERE), "Compressing pays"),
         ("resnet50", Asked(8, "400gbit,2us", **ELSEWHERE), "Do not compress"),
-        ("mlp", Asked(4, "1mbit,50ms", device="v100", batch=128, quality="exact"), "One machine is quicker"),
+        ("mlp", Asked(4, "1mbit,50ms", device="v100", batch=128, quality="exact"), "One machine is faster"),
     ],
 )
 def test_the_verdict(model: str, asked: Asked, said: str, tmp_path: Path) -> None:
@@ -152,7 +153,7 @@ def test_the_verdict(model: str, asked: Asked, said: str, tmp_path: Path) -> Non
     assert said in " ".join(found.verdict())
     assert found.ddp is not None
     assert found.chosen.seconds <= 1.03 * min(found.ddp.seconds, found.one.seconds)
-    assert (found.chosen.strategy.ranks == 1) == (said == "One machine is quicker")
+    assert (found.chosen.strategy.ranks == 1) == (said == "One machine is faster")
 
 
 def test_memory_drops_what_does_not_fit(tmp_path: Path) -> None:
@@ -173,7 +174,7 @@ def test_a_profile_has_its_memory(tmp_path: Path) -> None:
     assert max(each.memory_nbytes for each in found.candidates) <= 40e9 < found.one.memory_nbytes
     assert found.ddp is None
     assert not found.fits(found.one)
-    assert any("One machine has not the memory" in sentence for sentence in found.verdict())
+    assert any("One machine does not have enough memory" in sentence for sentence in found.verdict())
     assert plan(chosen, Asked(16, device="a100", memory_nbytes=10**12), tmp_path).ddp is not None
     assert [point.ranks for point in scale(chosen, Asked(16, "100gbit,2us", device="a100"), tmp_path)][-1] == 16
     with pytest.raises(BadInput, match="fits in 40 GB; nearest is"):
@@ -185,9 +186,20 @@ def test_rows_that_do_not_fit_are_not_shown(capsys: pytest.CaptureFixture[str]) 
         main(["plan", "vgg16", "-n", "8", "--batch", "256", "--device-profile", "h100", "--memory", "3GB"])
     assert not ended.value.code
     text = capsys.readouterr().out
-    assert "do not fit in the memory of a machine, 3.00 GB" in text
+    assert "plans need more than 3.00 GB a machine and are not shown." in text
     assert "DDP × 8\t" not in text
     assert "one machine\t" not in text
+
+
+def test_both_links_are_shown_and_a_range_has_one_unit(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--link", "100gbit,2us", "--between", "25gbit,5us", "--per-host", "8", "--device-profile", "v100"]
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", "lenet", "-n", "16", *options])
+    assert not ended.value.code
+    text = capsys.readouterr().out
+    assert "link 100gbit,2us inside a host of 8, 25gbit,5us between hosts;" in text
+    assert re.search(r"\d – [\d.,]+ (s|ms|µs)", text)
+    assert not re.search(r"(s|min) – ", text)
 
 
 @pytest.mark.parametrize("link", ["1gbit,50us", "10gbit,20us", "400gbit,2us"])
@@ -390,6 +402,7 @@ def test_this_machine_is_measured_once(tmp_path: Path, idle: None) -> None:
         (["lenet", "--link", "1gbyte"], "should be a number"),
         (["lenet", "--memory", "8 apples"], "should be a number"),
         (["lenet", "-n", "0"], "-n is from 1"),
+        (["lenet", "-n", "16", "--per-host", "8"], "--per-host 8 changes nothing without --between"),
         (["lenet", "--quality", "best"], "unknown quality"),
         (["lenet", "--device-profile", "h1000"], "unknown device"),
         (["lenet", "--device-profile", "v100", "--memory", "1kB"], "no plan for 'lenet' fits"),

@@ -80,7 +80,7 @@ def _totals(found: Cost, rate: float, train: bool) -> list[str]:
         )
     joules = total["joules_per_sample"]
     lines.append(
-        f"  energy    {1e3 * joules:.3g} mJ of memory a sample at 640 pJ per 32-bit access, {rate * joules:.3g} W at "
+        f"  energy    {words.joules(joules)} of memory a sample at 640 pJ per 32-bit access, {rate * joules:.3g} W at "
         f"{rate:g} samples a second; weights alone {rate * total['weight_joules_per_sample']:.3g} W"
     )
     return lines

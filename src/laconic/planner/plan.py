@@ -154,6 +154,16 @@ class Asked:
             raise BadInput(f"--batch must be at least 1, got {self.batch}")
         if self.per_host < 1:
             raise BadInput(f"--per-host must be at least 1, got {self.per_host}")
+        if self.per_host > 1 and self.between is None:
+            text = "give the link between hosts, too: --between 10gbit,20us"
+            raise BadInput(f"--per-host {self.per_host} changes nothing without --between: {text}")
+
+    @property
+    def links(self) -> str:
+        """All links, for people."""
+        if self.between is None:
+            return self.link
+        return f"{self.link} inside a host of {self.per_host}, {self.between} between hosts"
 
 
 @dataclass(frozen=True)
@@ -195,9 +205,9 @@ class Planned:
         best, one = self.chosen, self.one
         said = [UNSURE] if self.setting.work.busy else []
         if self.asked.ranks > 1 and best.strategy.ranks == 1:
-            said.append("One machine is quicker: the link costs more than the other machines bring.")
+            said.append("One machine is faster: the link costs more than the other machines bring.")
         elif self.asked.ranks > 1 and not self.fits(one):
-            said.append(f"One machine has not the memory: it would take {one.memory_nbytes / 1e9:.3g} GB.")
+            said.append(f"One machine does not have enough memory: it would need {one.memory_nbytes / 1e9:.3g} GB.")
         elif self.asked.ranks > 1:
             speedup = one.seconds / best.seconds
             share = 100 * speedup / self.asked.ranks
@@ -206,7 +216,7 @@ class Planned:
                 "efficient)."
             )
         if best != self.candidates[0]:
-            said.append("Of the ways within 3 % of the quickest, the simplest is marked.")
+            said.append("Of the plans within 3 % of the fastest, the simplest is recommended.")
         if best.strategy.ranks == 1:
             return said
         said += self._compression()
@@ -229,13 +239,13 @@ class Planned:
         """Whether the recommended way compresses, and what that brings: codecs are compared within one division."""
         best = self.chosen
         if best.strategy.data < 2:
-            return ["The marked way exchanges no gradients, so there is nothing to compress."]
+            return ["The recommended plan exchanges no gradients, so there is nothing to compress."]
         way = best.strategy.division, best.strategy.consistency
         same = [each for each in self.candidates if (each.strategy.division, each.strategy.consistency) == way]
         exact = [each.seconds for each in same if each.strategy.codec == "none"]
         if best.strategy.codec != "none" and exact:
             gain = min(exact) / best.seconds
-            return [f"Compressing pays: with {best.strategy.codec} this way is {gain:.3g} × as fast as exact."]
+            return [f"Compressing pays: with {best.strategy.codec} this plan is {gain:.3g} × as fast as exact."]
         if len(exact) < len(same):
             return ["Do not compress: no codec makes a step noticeably shorter here."]
         return []

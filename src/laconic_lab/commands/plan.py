@@ -108,7 +108,7 @@ def _show(planned: Planned, arguments: str) -> None:
         mark = "→ " if each.strategy == planned.chosen.strategy else "  "
         rows.append([words.plain(cell) for cell in (
             mark + str(each.strategy), words.seconds(each.seconds),
-            f"{words.seconds(each.low)} – {words.seconds(each.high)}", words.seconds(each.compute_s),
+            words.seconds_range(each.low, each.high), words.seconds(each.compute_s),
             words.seconds(each.processor_s), words.seconds(each.exposed_s), words.nbytes(each.sent_nbytes),
             words.nbytes(each.memory_nbytes), f"{each.joules:.3g} J",
         )])  # fmt: skip
@@ -117,7 +117,7 @@ def _show(planned: Planned, arguments: str) -> None:
     if times == HERE:
         times = f"estimated for this machine (`laconic profile {arguments}` measures them)"
     typer.echo(
-        f"{planned.subject.name} on {asked.ranks} machines, {setting.batch} samples a step, link {asked.link}; layer "
+        f"{planned.subject.name} on {asked.ranks} machines, {setting.batch} samples a step, link {asked.links}; layer "
         f"times: {times}; predicted, not measured"
     )
     echo_table(HEADINGS, rows)
@@ -128,7 +128,8 @@ def _show(planned: Planned, arguments: str) -> None:
     _show_apart(planned)
     if planned.dropped:
         limit = words.plain(words.nbytes(planned.limit_nbytes or 0))
-        typer.echo(f"{planned.dropped} ways do not fit in the memory of a machine, {limit}, and are left out.")
+        plans = "1 plan needs" if planned.dropped == 1 else f"{planned.dropped} plans need"
+        typer.echo(f"{plans} more than {limit} a machine and {'is' if planned.dropped == 1 else 'are'} not shown.")
     if not setting.calibrations and asked.device == HERE:
         typer.echo("The intervals are wide because no step was measured on this machine; see docs/guides/plan.md.")
 

@@ -33,7 +33,7 @@ def page(planned: Planned, points: Sequence[ScalePoint]) -> str:
     """The whole page."""
     asked, chosen = planned.asked, planned.chosen
     return render(
-        "plan.html", planned=planned, title=f"{planned.subject.name} on {asked.ranks} machines over {asked.link}",
+        "plan.html", planned=planned, title=f"{planned.subject.name} on {asked.ranks} machines over {asked.links}",
         wide=WIDE, narrow=NARROW, candidates=_candidates(planned), titles=TITLES,
         rows=[_cells(each) for each in planned.candidates[:LISTED]],
         timeline=partial(bars.lanes, [_lane(bar) for bar in chosen.timeline], end=chosen.seconds,
