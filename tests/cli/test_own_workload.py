@@ -81,6 +81,16 @@ def test_compared(folder: Path) -> None:
 
 
 @pytest.mark.processes
+def test_trained_by_the_codec_of_the_page(folder: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "guides" / "write-a-codec.md").read_text()
+    (folder / "upper.py").write_text(page.partition("```python\n")[2].partition("```")[0])
+    (folder / "coded.py").write_text("import upper\nfrom own_workloads import small\n")
+    said = _laconic(folder, "train", "coded:small", "-n", "2", "--codec", "upper")
+    assert "tensor(" not in said, "the page's demo is not run by an import"
+    assert [each.codec for each in Record.load(folder / "runs" / "latest").configurations] == ["upper"]
+
+
+@pytest.mark.processes
 def test_trained_elastic(folder: Path) -> None:
     _laconic(folder, "train", "own_workloads:small", "-n", "2", "--elastic")
     assert Record.load(folder / "runs" / "latest").finished
