@@ -17,8 +17,9 @@ from laconic_lab.report.canvas import Canvas, Size
 ROOT = Path(__file__).parents[2]
 RESULTS, PICTURES = ROOT / "benchmarks" / "results", ROOT / "docs" / "pictures"
 SIZE = Size("wide", 760, 0, 13)
-LEFT, RIGHT, ROW, GAP = 236.0, 216.0, 20.0, 44.0
-COLOURS = {"no communication": "wait", "torch's DDP and its hooks": "encode", "Laconic": "s1"}
+LEFT, RIGHT, ROW, GAP = 236.0, 276.0, 20.0, 44.0
+ALONE = "computing alone"
+COLOURS = {ALONE: "wait", "torch's DDP and its hooks": "encode", "Laconic": "s1"}
 
 
 class Bar(NamedTuple):
@@ -32,7 +33,7 @@ class Bar(NamedTuple):
     def whose(self) -> str:
         """Its entry of the legend."""
         if self.loss is None:
-            return "no communication"
+            return ALONE
         return "torch's DDP and its hooks" if self.name.startswith("ddp") else "Laconic"
 
 
@@ -53,13 +54,23 @@ def draw(groups: dict[str, list[Bar]], title: str, target: Path) -> None:
         for number, bar in enumerate(bars):
             y, colour = ROW * number + 9.5, canvas.colour(COLOURS[bar.whose])
             axes.barh(y, bar.seconds, ROW - 5, color=colour)
-            told = "" if bar.loss is None else f" · {ddp / bar.seconds:.2g} × ddp, loss {bar.loss:.2f}"
             end = LEFT + (SIZE.width - LEFT - RIGHT) * bar.seconds / axes.get_xlim()[1]
             canvas.write(LEFT - 8, top + y + 4, bar.name, "ink", ha="right")
-            canvas.write(end + 6, top + y + 4, f"{1e3 * bar.seconds:.0f} ms{told}", "ink")
+            canvas.write(end + 6, top + y + 4, f"{1e3 * bar.seconds:.0f} ms{beside(bar, ddp)}", "ink")
         top += ROW * len(bars) + GAP
     target.write_text(canvas.alone())
     print(f"wrote {target.relative_to(ROOT)}")
+
+
+def beside(bar: Bar, ddp_s: float) -> str:
+    """How much faster than DDP a configuration is, where two digits show it, and its loss."""
+    if bar.loss is None:
+        return ""
+    ratio = ddp_s / bar.seconds
+    if f"{ratio:.2g}" == "1":
+        return f" · loss {bar.loss:.2f}"
+    told = f"{ratio:.2g} × faster" if ratio > 1 else f"{1 / ratio:.2g} × slower"
+    return f" · {told} than DDP, loss {bar.loss:.2f}"
 
 
 def rate(link: str) -> str:
@@ -71,9 +82,10 @@ def exchange() -> None:
     for link in json.loads((RESULTS / "exchange-4-hosts.json").read_text())["links"]:
         if link["link"] != "unlimited":
             groups[f"{rate(link['link'])} between {link['hosts']} hosts"] = [
-                Bar(name, row["step_seconds"], None if name == "no communication" else row["loss"])
+                Bar(ALONE, row["step_seconds"], None)
+                if row["configuration"] == "no communication"
+                else Bar(row["configuration"], row["step_seconds"], row["loss"])
                 for row in link["results"]
-                for name in [row["configuration"]]
             ]
     title = "A training step of 784-1024-1024-10, batch 64 a worker (shorter is better)"
     draw(groups, title, PICTURES / "exchange.svg")
@@ -85,7 +97,7 @@ def step() -> None:
         if table["set"] == "gpt":
             told = table["configuration"]
             groups[f"{rate(told['link'])} between {told['hosts']} hosts"] = [
-                Bar("no communication", table["alone"]["step_seconds"], None),
+                Bar(ALONE, table["alone"]["step_seconds"], None),
                 *(Bar(row["config"], row["step_seconds"], row["loss"]) for row in table["results"]),
             ]
     draw(groups, "A training step of a small GPT, 3.2 million weights (shorter is better)", PICTURES / "step.svg")
