@@ -1,4 +1,4 @@
-"""Laconic trains PyTorch models over networks slower than the model.
+"""Laconic cuts communication time in PyTorch training by compressing and overlapping gradients.
 
     import laconic
     world = laconic.init()                      # torchrun, mpiexec, or alone: same script

@@ -385,7 +385,7 @@ class BlockAgreement(OwnWeights):
         return super().sent_nbytes() + inside + self.under_way.sent_nbytes
 
     def finish(self) -> None:
-        """Leave the trained model, with the exact mean of the blocks under way and of buffers."""
+        """Bring all workers to the exact mean of the blocks under way and of buffers."""
         if self.alone and self.plain:
             return
         if self.under_way.number != UnderWay.NONE:

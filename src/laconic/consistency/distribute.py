@@ -97,9 +97,12 @@ def distribute(
         Mismatch: another rank has another model or other options; names the first difference.
         CollectiveTimeout, PeerLost: a rank did not call it.
 
+    >>> import torch
+    >>> from torch import nn
+    >>> import laconic
     >>> model = nn.Linear(4, 2)
     >>> optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    >>> job = distribute(model, optimizer, codec="dynamic8")
+    >>> job = laconic.distribute(model, optimizer, codec="dynamic8")
     >>> model(torch.ones(4)).sum().backward()
     >>> optimizer.step()
     """

@@ -88,7 +88,7 @@ def beside_ddp(sent_nbytes: int, ddp_nbytes: int) -> str:
 
 
 def last_step_beside_ddp(records: Sequence[BucketRecord], world_size: int) -> str:
-    """The same of the last step whose buckets have all been exchanged; nothing before the first."""
+    """The same of the last step whose buckets have all been exchanged; empty before the first step."""
     sums: dict[int, tuple[int, int]] = {}
     for record in records:
         ddp_nbytes, sent_nbytes = sums.get(record.step, (0, 0))
@@ -234,7 +234,8 @@ class Job(ABC):
         own_weights: this worker's model may differ from the others' between two agreements.
         liveness: present and lost workers, if the training can go on without one; else None.
 
-    >>> import torch, laconic
+    >>> import torch
+    >>> import laconic
     >>> model = torch.nn.Linear(8, 2)
     >>> optimizer = torch.optim.SGD(model.parameters(), 0.1)
     >>> with laconic.distribute(model, optimizer) as job:
@@ -269,7 +270,7 @@ class Job(ABC):
         """End threads, sockets and hooks; the model trains alone again. Safe to call twice."""
 
     def finish(self) -> None:  # noqa: B027 - most trainings leave everything in the model at every step
-        """Leave the trained model, the same on all workers; all call it after the last step."""
+        """Bring all workers to the same final weights; call it on every worker after the last step."""
 
     @property
     def lost_ranks(self) -> list[int]:
@@ -282,7 +283,7 @@ class Job(ABC):
         return f"{table}\nwent on without ranks {self.lost_ranks}, which were lost" if self.lost_ranks else table
 
     def metrics(self) -> dict[str, float | str]:
-        """What the last step sent and where its time went, flat, for a logger; nothing before the first.
+        """What the last step sent and where its time went, flat, for a logger; empty before the first step.
 
         Bytes and seconds are this worker's. Names that end in `_median` are medians of the last steps.
         `docs/guides/see-what-was-sent.md` lists them all.

@@ -119,8 +119,11 @@ def search(
     """Find the parameters with which an objective is best.
 
     >>> import tempfile
+    >>> import laconic
+    >>> def objective(trial):
+    ...     return -(trial.params["x"] - 2) ** 2
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     found = search(lambda trial: -(trial.params["x"] - 2) ** 2, "x = float(0, 4)", "random", 20, folder=folder)
+    ...     found = laconic.search(objective, "x = float(0, 4)", "random", 20, folder=folder)
     >>> len(found.history), -0.5 < found.value <= 0
     (20, True)
 
@@ -135,7 +138,7 @@ def search(
             None is the objective's own, or the usual.
         options: of a workload: its epochs, codec and link.
         command: what the user typed, for the record.
-        unknown: nothing; a name that there is not is refused, with the one that was probably meant.
+        unknown: always empty. An unknown name raises UnknownName and suggests the closest match.
 
     Raises:
         BadInput: an empty or contradictory space, a method that cannot search it, a storage that cannot be reached.

@@ -46,7 +46,7 @@ def replacing(path: str | os.PathLike[str], prefix: str | None = None) -> Iterat
     """Open a temporary file that becomes `path` when the block ends well, and disappears when it does not.
 
     Whoever reads `path`, even after a crash, sees the old file or the new one: a temporary file, fsync, rename, fsync
-    of the folder. The folder is made when it is not there.
+    of the folder. The folder is created if missing.
 
     Args:
         prefix: how the temporary file's name begins; one that was left behind by a killed process may be removed.
@@ -133,7 +133,7 @@ def create(path: Path, text: str) -> bool:
 
 
 def append(path: Path, lines: Iterable[str], mode: int = 0o644) -> None:
-    """Append lines in one write: those of several processes do not mix. The file is made when it is not there.
+    """Append lines in one write: those of several processes do not mix. The file is created if missing.
 
     A partial line of a killed process stays separate: the first line begins on a new one.
 

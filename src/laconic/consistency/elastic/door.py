@@ -157,8 +157,8 @@ def elastic(
 ) -> ElasticJob:
     """Train together with whoever meets in `meeting`, through every loss of a worker; blocks until this one is in.
 
-    The first worker that comes gives its model; all others receive weights, optimiser state, step and place in the
-    data from a peer, whenever they come. A step is the mean gradient of `batch` samples whoever is there to compute
+    The first worker to join provides the model; all others receive weights, optimiser state, step and place in the
+    data from a peer, whenever they join. A step is the mean gradient of `batch` samples whoever is there to compute
     them, and every sample of an epoch is in exactly one committed step.
 
     Cost of a step, or of a block: that of the all-reduce, 2·(P − 1)/P of a payload each way by most algorithms, and
@@ -182,7 +182,7 @@ def elastic(
             is then what is committed, or made again.
         workers, drop_slowest, quorum, grace_s, shares: see `ElasticOptions`, also for what follows.
         patience_s, silence_s, outage_s, algorithm, connections: how long to wait, and how vectors travel.
-        unknown: always empty; an unknown name is refused, and the error suggests the nearest one.
+        unknown: always empty. An unknown name raises UnknownName and suggests the closest match.
 
     Raises:
         UnknownName: an option does not exist.
@@ -195,10 +195,13 @@ def elastic(
             or a newcomer could not read there for so long.
 
     >>> import tempfile
+    >>> import torch
+    >>> from torch import nn
+    >>> import laconic
     >>> model = nn.Linear(4, 1)
     >>> optimizer = torch.optim.SGD(model.parameters(), 0.1)
     >>> x = torch.ones(10, 4)
-    >>> with elastic(model, optimizer, Samples(10, batch=5), tempfile.mkdtemp()) as job:
+    >>> with laconic.elastic(model, optimizer, laconic.Samples(10, batch=5), tempfile.mkdtemp()) as job:
     ...     for batch in job.batches():
     ...         model(x[batch]).square().mean().backward()
     ...         _ = job.step()
