@@ -102,8 +102,8 @@ def last_step_beside_ddp(records: Sequence[BucketRecord], world_size: int) -> st
 
 
 LEGEND = (
-    "under way: its messages travel, and other buckets have their turn; wait: there was no other turn; buckets that "
-    "travel together have one row"
+    "under way: messages in flight while other buckets were processed; wait: nothing else to process; buckets sent "
+    "together have one row"
 )
 
 
