@@ -17,6 +17,9 @@ from tests.docs.pages import ROOT
 MET = [
     "compress", "distribute", "elastic", "search", "Job", "Samples", "consistency.Agreement", "workloads.Workload",
     "parallel.Stages", "parallel.Dense", "consistency.elastic.options.ElasticOptions", "optim.OneBitAdam",
+    "exchange.job.BucketRecord", "exchange.job.StepRecord", "searching.spec.SearchSpec", "parallel.state.load_whole",
+    "integrations.transformers.LaconicCallback", "integrations.loggers.JsonLines", "integrations.ray.train_loop",
+    "consistency.elastic.job.ElasticJob", "codecs.register", "workloads.register",
 ]  # fmt: skip
 CONFIG = """
 site_name: API
@@ -89,6 +92,20 @@ def test_signatures_are_whole(page: str) -> None:
         assert part in signature
 
 
+def test_what_only_refuses_or_is_private_is_not_there(page: str) -> None:
+    said = html.unescape(re.sub(r"<[^>]+>", "", page))
+    assert "Never" not in said
+    assert "unknown:" not in said
+    assert not re.search(r"\b_\w+\s*:", said), "a private field is in a signature"
+
+
+def test_errors_are_entries_with_links(page: str) -> None:
+    assert not re.search(r"PeerLost, \w+:", _said(page))
+    assert page.count('href="#laconic.errors.PeerLost"') > 5
+    drawn = "".join(re.findall(r"<pre.*?</pre>", page, re.DOTALL))
+    assert "├── BadInput" in html.unescape(re.sub(r"<[^>]+>", "", drawn))
+
+
 def test_docstrings_become_markdown() -> None:
     spec = importlib.util.spec_from_file_location("docstrings", Path(ROOT / "docs" / "site" / "docstrings.py"))
     assert spec is not None
@@ -97,8 +114,10 @@ def test_docstrings_become_markdown() -> None:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     told = "Halve. Callers: all.\n\nSource: a\npaper. Differs: twice.\n\n"
-    told += "Returns:\n    The half: rounded.\n\n>>> 4 / 2\n2.0"
+    told += "Returns:\n    The half: rounded.\n\nRaises:\n    PeerLost, ValueError: one\n        died.\n\n"
+    told += "A\n├── B\n\n>>> 4 / 2\n2.0"
     assert module.readable(told) == (
         "Halve.\n\n**Source:** a\npaper.\n\n**Differs:** twice.\n\n**Returns:** The half: rounded.\n\n"
-        "```pycon\n>>> 4 / 2\n2.0\n```"
+        "**Raises:**\n\n- [`PeerLost`][laconic.errors.PeerLost]: one\n    died.\n- `ValueError`: one\n    died.\n\n"
+        "```text\nA\n├── B\n```\n\n```pycon\n>>> 4 / 2\n2.0\n```"
     )

@@ -32,6 +32,19 @@ class Codec(ABC):
     Class attributes say what a user must know before choosing one; instances may override by property where it
     depends on parameters.
 
+    Attributes:
+        name: of the codec in a spec; `register` sets it.
+        kind: "quantiser" (default), "selector", "rotation", "lossless" or "matrix"; it decides what `+` may combine.
+        fixed_size: every payload for `numel` values has exactly `max_nbytes(numel)` bytes. Default: True.
+        unbiased: the mean of decode(encode(x)) over steps is x. Default: False.
+        stochastic: the payload depends on the codec's seed and the step. Default: False.
+        coarse: so coarse that to encode a sum of decoded values once more costs accuracy, so each rank's payload is
+            sent to all (`gather`). Default: False.
+        exact: the payload is float32 itself: whoever sends may leave the codec out. Default: False.
+        fine: so fine that error feedback is not worth its memory; NaN and infinity are encoded. Default: False.
+        source: the paper. Default: "".
+        summary: one line for `laconic codecs`. Default: "".
+
     Raises:
         BadInput: an argument is not one that the codec's docstring allows.
         NonFiniteError: on encoding NaN or infinity, unless the codec is `fine`. Where `encode_feedback` raises it, the
@@ -105,6 +118,12 @@ class Codec(ABC):
 
 
 register = REGISTRY.register
+"""Register a codec class under the name that specs use; a class decorator, `@register("mine")`.
+
+The decorator sets the class's `name`. Importing the file that holds the class is enough: `laconic.codec("mine")`,
+`compress`, `distribute` and the command line then know it. A name that is taken raises ValueError.
+[Write a codec](../guides/write-a-codec.md) has an example.
+"""
 names = REGISTRY.names
 get = REGISTRY.get
 

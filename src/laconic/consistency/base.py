@@ -137,17 +137,16 @@ class Stateful(Protocol):
 class Agreement(Job):
     """A mode installed on one optimiser, and the job that `distribute` returns.
 
-    It has hooks around `step()` (`hooks.py`), counters, and state in the optimiser's state_dict. A subclass calls this
-    constructor and overrides `before_step` (gradients are there), `after_step` (the inner optimiser has stepped) and
-    `finish` as it needs. Each step ends in one `settle`. What a subclass adds to `state_dict` it checks in
-    `check_state`, which comes before anything is loaded.
+    Subclasses: they call this constructor and override `before_step` (gradients are there), `after_step` (the inner
+    optimiser has stepped) and `finish` as they need. There are hooks around `step()` (`hooks.py`), counters, and state
+    in the optimiser's state_dict: `parts` are objects with a state of their own, by the name under which it is saved.
+    Each step ends in one `settle`. What a subclass adds to `state_dict` it checks in `check_state`, which comes before
+    anything is loaded. `close` closes `resources`, the last first.
 
     Attributes:
         alone: there is one worker only, and nothing is ever exchanged.
         step: steps taken so far.
-        records: one StepRecord per step, the last `KEPT`.
-        parts: objects with a state of their own, by the name under which it is saved.
-        resources: closed by `close`, the last first.
+        records: one StepRecord per step, the last 10,000.
     """
 
     KEPT: ClassVar[int] = 10_000

@@ -76,12 +76,11 @@ def distribute(
         plan: what `laconic.plan` chose, in place of codec and consistency.
         period: "auto" lets the period of a mode of blocks follow how workers drift apart, from the one in the spec on:
             drift is at most 0.2 of the noise, or the budget of quality "noise", or b with "auto(b)".
-        quality, algorithm, exempt, feedback, feedback_decay, momentum, hosts, message_nbytes, overlap: of the exchange,
-            as the mode has them; see `Options`.
+        quality, algorithm, exempt, feedback, feedback_decay, momentum, hosts, message_nbytes, overlap: see `Options`;
+            a mode that has no use for it refuses it.
         sites: the site of each rank, or how many sites of neighbouring ranks, for the modes that know of sites: those
             of blocks (diloco, local, block_momentum, …), gaia and async(hierarchical=true).
-        site_codec: of the modes of blocks: through which the ranks of a site average gradients at every step; None
-            sends them as they are.
+        site_codec: in block modes, the codec for averaging gradients inside a site at every step. None: uncompressed.
         masters: where modes of blocks and synchronous easgd keep the float32 weights that they average, with all outer
             state: in pinned "host" memory, or on the "device" of the model, where nothing crosses but what is sent.
         outer: of `diloco` and its presets: takes a list of parameters and returns the outer optimiser, such as

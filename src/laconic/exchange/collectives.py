@@ -44,6 +44,7 @@ def all_reduce(
     """Combine `tensor` over all ranks, in place on every rank; returns it.
 
     Args:
+        tensor: this rank's values, of the same shape and dtype on all ranks; on a device too.
         op: sum, mean, max, min or product.
         codec: send through this codec (sum and mean of floating tensors; lossy, without feedback between calls).
         algorithm: auto, native (the engine's own), or a schedule's name; see `laconic.schedules.names()`.

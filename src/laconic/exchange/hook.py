@@ -62,12 +62,12 @@ def compress(
 
     Args:
         model: a DistributedDataParallel model that has no communication hook yet, or one that `fully_shard` was
-            applied to.
+            applied to, which takes of `Options` only exempt, feedback, scaler and world.
         codec: a spec such as "dynamic8" (the default) or "topk(0.01)+qsgd(4)", {first step: spec}, a function of the
-            step, or "auto": the fastest choice for each bucket on this link, within quality="8bit" (default), "exact"
-            or "aggressive", or with quality="noise" what loses little beside the gradient's noise.
-        quality, algorithm, exempt, feedback, feedback_decay, momentum, hosts, message_nbytes, scaler, world: as for
-            `Options`; with fully_shard only exempt, feedback, scaler and world.
+            step, or "auto": the fastest codec for each bucket within `quality`; with quality="noise", the smallest
+            whose error stays below a set share of the gradient's noise.
+        quality, algorithm, exempt, feedback, feedback_decay, momentum, hosts, message_nbytes, scaler, world: see
+            `Options`.
         weights: with fully_shard on a 1-D mesh, the codec that weights are gathered through, such as "dynamic8", or
             "differences+int4", which sends what has changed since the last gather; None gathers them as they are.
         unknown: always empty. An unknown name raises UnknownName and suggests the closest match.

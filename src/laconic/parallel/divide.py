@@ -64,13 +64,14 @@ def divide(
     the output, and the loss is the mean over all rows; else all ranks bring the same batch.
 
     Args:
+        model: the whole model, the same on all ranks, bit for bit; its layers are replaced by this rank's parts.
         plan: {pattern: form}, a form of the whole model, a spec, `Plan.to_json`'s text, or what `laconic.plan` chose.
         codec: of activations and of their gradients, a pair or one for both; exact when None.
         world: the ranks that share the model; the default world when None.
         sample: inputs of a micro-batch, on which `Stages("auto")` measures the layers.
 
     Returns:
-        The model; of stages, this rank's part of the pipeline.
+        The model; with `Stages`, a `Pipeline`: this rank's stage.
 
     Raises:
         BadInput: a pattern matches nothing, a layer cannot be divided so, a codec's payloads vary in size.

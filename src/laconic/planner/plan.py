@@ -126,10 +126,12 @@ class Asked:
         ranks: machines.
         link: `1gbit,50us` between two of them.
         batch: samples a step over all ranks; None is the workload's, or 32 a rank.
-        device: "here", or a name of `devices.TABLE`.
+        device: "here", or k20, titan-x, p100, v100, a100, h100, h200, b200, mi300x, l40s, rtx-4090, rtx-5090 or
+            xeon-core.
         memory_nbytes: of a machine; None is the device's own, where that is known ("here" has no limit).
         quality: "exact", "8bit" or "aggressive": which codecs and modes may be proposed.
-        between, per_host: the link between hosts of so many ranks each.
+        between: the link between hosts, where that is another than the one inside; None: it is the same.
+        per_host: how many ranks a host has; ranks of a host use `link`, hosts use `between`.
 
     >>> Asked(ranks=4, link="1gbit,50us", quality="exact").quality
     'exact'
@@ -171,6 +173,8 @@ class Planned:
     """Every candidate that fits, the quickest first, and the recommended one.
 
     Attributes:
+        candidates: the predictions of all strategies that fit, the quickest first.
+        chosen: the prediction of the recommended strategy: of those within 3 % of the quickest, the simplest.
         one: one machine, to compare with, whether it fits or not.
         ddp: plain DDP, where it fits.
         limit_nbytes: the memory of a machine; None: not limited.

@@ -134,8 +134,18 @@ def search(
         method: such as "tpe" or "evolution(population=30)".
         trials: how many are made; a search in a folder that has some goes on to this number.
         note: called with each trial that has ended, and the search's spec.
-        maximize, rule, seed, parallel, workers, storage, folder, start, retries, give_up, limit_s: as in `SearchSpec`;
-            None is the objective's own, or the usual.
+        maximize: whether higher values are better. Default: the workload's own, else True.
+        rule: of early stopping, such as "median" or "halving". Default: "none".
+        seed: of the method's draws and of the trials' seeds. Default: 0.
+        parallel: processes that evaluate trials at the same time; 0 evaluates in this one. Default: 1 for a workload,
+            else 0.
+        workers: ranks of each trial. Default: 1.
+        storage: address of an Optuna storage, such as "postgresql://…". Default: a journal in the folder.
+        folder: of the search. Default: a new one in runs/.
+        start: points to try first. Default: none.
+        retries: how often a failed trial is tried again. Default: 1.
+        give_up: so many failures one after the other end the search. Default: 10.
+        limit_s: a trial that takes longer has failed; needs parallel=1 or more. Default: no limit.
         options: of a workload: its epochs, codec and link.
         command: what the user typed, for the record.
         unknown: always empty. An unknown name raises UnknownName and suggests the closest match.

@@ -21,6 +21,11 @@ from laconic.workloads.workload import Workload
 
 REGISTRY: Registry[Callable[..., Workload]] = Registry("workload")
 register = REGISTRY.register
+"""Register a function that returns a `Workload` under a name; a decorator, `@register("mine")`.
+
+The function's parameters are those of the spec: `mine(layers=8)` calls it with layers=8. Its docstring's first line is
+shown by `laconic workloads`. A workload of your own needs no name: `get("package.module:factory")` takes the function.
+"""
 names = REGISTRY.names
 
 
